@@ -1,0 +1,40 @@
+"""The protocol that every implementation follows, and the failures that it may raise."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs
+from compare.run.result import Result
+
+
+class Unsupported(NotImplementedError):
+    """An implementation can't serve these inputs; the message is the reason, in a sentence."""
+
+
+class WorkerDied(RuntimeError):
+    """The process that ran an implementation ended without an answer (status CRASH)."""
+
+
+class TimedOut(RuntimeError):
+    """An implementation took longer than --timeout (status TIMEOUT)."""
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """Anything that can be compared.
+
+    name: as written on the command line. suites: the suites that it serves.
+    """
+
+    name: str
+    suites: frozenset[str]
+
+    def supports(self, case: Case) -> str | None:
+        """None, or the reason in a sentence why this case can't run here."""
+        ...
+
+    def run(self, inputs: Inputs) -> Result:
+        """The result of one call. Raises Unsupported, or anything else as its own failure."""
+        ...

@@ -1,0 +1,49 @@
+"""What an implementation gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class SparsePrefillResult:
+    """One sparse prefill result at the judge's border.
+
+    out [T, H, 512] bfloat16; or, where out_rows is given, [R, 512]: only the (token, head) rows
+    out_rows[i] = token * H + head (recorded results hold some of the rows).
+    max_logits [T, H] float32, natural units, or None: not compared. lse [T, H] float32, natural-log, empty +inf.
+    notes: what an adapter did on the way (padded heads, widths), in sentences.
+    Arrays may be memory-mapped; the judge reads them in blocks of rows.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    max_logits: np.ndarray | None = None
+    out_rows: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanChunk:
+    """One chunk of a prefill plan: requests [start, end), tokens [query_start, query_end) (relative to
+    the first prefill token), compressed_rows N and workspace_rows M of each request's workspace."""
+
+    start: int
+    end: int
+    compressed_rows: int
+    workspace_rows: int
+    query_start: int
+    query_end: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """A prefill plan at the judge's border."""
+
+    chunks: tuple[PlanChunk, ...]
+    notes: tuple[str, ...] = ()
+
+
+Result = SparsePrefillResult | PlanResult

@@ -1,0 +1,51 @@
+"""The suites: for each, how a case is read, how its inputs are made and who judges it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from compare.cases.case import Case, CaseError, parse_case_of
+from compare.cases.inputs import Inputs
+from compare.cases.make_plan import prefill_plan_inputs
+from compare.cases.make_prefill import sparse_prefill_inputs
+from compare.cases.prefill_plan import PrefillPlanCase
+from compare.cases.sparse_prefill import SparsePrefillCase
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite:
+    """One suite. make_inputs: Case -> Inputs, always the same bytes on every machine."""
+
+    name: str
+    case_type: type[Case]
+    make_inputs: Callable[[Any], Inputs]
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name="sparse-prefill", case_type=SparsePrefillCase, make_inputs=sparse_prefill_inputs
+        ),
+        Suite(name="prefill-plan", case_type=PrefillPlanCase, make_inputs=prefill_plan_inputs),
+    )
+}
+
+
+def parse_case(line: str) -> Case:
+    """The case that a line describes; CaseError for a suite, key or value that doesn't exist."""
+    name, colon, words = line.strip().partition(":")
+    if name not in SUITES:
+        nearest = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.0)[0]
+        raise CaseError(f"no suite is called {name!r}; the nearest is {nearest!r}")
+    if not colon:
+        raise CaseError(f"{line!r} names a suite without a case; write {name}:key=value,...")
+    return parse_case_of(SUITES[name].case_type, words)
+
+
+def make_inputs(case: Case) -> Inputs:
+    """The inputs of a case."""
+    return SUITES[case.suite].make_inputs(case)
