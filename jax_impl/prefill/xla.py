@@ -1,0 +1,113 @@
+"""Sparse prefill in plain jax.numpy: no Pallas, any platform, reads like the formula.
+
+The precision recipe is the kernel's: bfloat16 products summed in float32, softmax and its sum
+in float32, the weights rounded to bfloat16 for the product with the values.
+
+Tokens are worked through in blocks, so that the rows gathered for them stay within a fixed
+number of bytes. The block's size depends on the other extents alone, never on T, and the last
+block is filled up: a token's arithmetic is then the same in every call, and a batch cut into
+pieces gives the same bits as one call.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_impl.prefill.arguments import D_V
+from jax_impl.prefill.result import SparsePrefillResult
+from jax_impl.prefill.validity import key_is_valid
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, BFloat16, Float32, Int32
+
+GATHER_BYTES = 128 * 2**20
+MAX_BLOCK = 64
+
+
+@functools.partial(jax.jit, static_argnames=("num_kv",))
+def attend(
+    q: BFloat16[Array, "T H D"],
+    kv: BFloat16[Array, "S D"],
+    indices: Int32[Array, "T K"],
+    scale: Float32[Array, ""],
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " T"],
+    *,
+    num_kv: int,
+) -> SparsePrefillResult:
+    """All tokens. scale >= 0; kv has at least one row, of which the first num_kv count."""
+
+    def run(operand_dtype: jnp.dtype, block: int) -> SparsePrefillResult:
+        token = functools.partial(
+            _attend_token, kv=kv, scale=scale, sink=sink, num_kv=num_kv, operand_dtype=operand_dtype
+        )
+        return _in_blocks(token, block, q, indices, length)
+
+    # A CPU has no bfloat16 multiplier: float32 operands give the same exact products, faster,
+    # and a batch of tokens gains nothing there.
+    return lax.platform_dependent(
+        cpu=lambda: run(jnp.float32, 1),
+        default=lambda: run(jnp.bfloat16, _block_size(indices.shape[1], q.shape[2])),
+    )
+
+
+def _attend_token(
+    q: BFloat16[Array, "H D"],
+    indices: Int32[Array, " K"],
+    length: Int32[Array, ""],
+    *,
+    kv: BFloat16[Array, "S D"],
+    scale: Float32[Array, ""],
+    sink: Float32[Array, " H"],
+    num_kv: int,
+    operand_dtype: jnp.dtype,
+) -> SparsePrefillResult:
+    valid = key_is_valid(indices, jnp.arange(indices.shape[0]), num_kv, length)
+    # A hole reads row 0 and discards it, so that no unreferenced NaN can come through.
+    keys = jnp.where(valid[:, None], kv[jnp.where(valid, indices, 0)], 0).astype(operand_dtype)
+    dot = functools.partial(
+        jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+
+    logits = scale * dot("hd,kd->hk", q.astype(operand_dtype), keys)
+    logits = jnp.where(valid, logits, -jnp.inf)
+    maximum = logits.max(axis=1)
+    # exp(-inf - -inf) is NaN: an empty row, which is overwritten below, must not make one.
+    empty = ~valid.any()
+    reference = jnp.where(empty, 0.0, maximum)
+    weights = jnp.exp(logits - reference[:, None])
+    total = weights.sum(axis=1)
+    values = keys[:, :D_V]
+    weighted = dot("hk,kv->hv", weights.astype(jnp.bfloat16).astype(operand_dtype), values)
+
+    out = weighted / (total + jnp.exp(sink - reference))[:, None]
+    return SparsePrefillResult(
+        out=jnp.where(empty, 0.0, out).astype(jnp.bfloat16),
+        max_logits=jnp.where(empty, -jnp.inf, maximum),
+        lse=jnp.where(empty, jnp.inf, reference + jnp.log(total)),
+    )
+
+
+def _block_size(topk: int, d_qk: int) -> int:
+    return max(1, min(MAX_BLOCK, GATHER_BYTES // (topk * d_qk * 2)))
+
+
+def _in_blocks(token, block: int, *arrays: jax.Array) -> SparsePrefillResult:
+    """token() over the leading axis of the arrays, `block` entries at a time."""
+    if block == 1:
+        return lax.map(lambda row: token(*row), arrays)
+    num_tokens = arrays[0].shape[0]
+    num_blocks = -(-num_tokens // block)
+
+    def blocked(array: jax.Array) -> jax.Array:
+        missing = num_blocks * block - num_tokens
+        array = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+        return array.reshape(num_blocks, block, *array.shape[1:])
+
+    result = lax.map(lambda rows: jax.vmap(token)(*rows), tuple(map(blocked, arrays)))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_tokens], result)
