@@ -86,6 +86,7 @@ def sparse_prefill(
     # A gather from an array without rows is an error even where every slot is a hole.
     num_kv = arguments.kv.shape[0]
     rows = arguments.kv if num_kv else jnp.zeros((1, d_qk), arguments.kv.dtype)
+    topk = arguments.indices.shape[1]
     sink, length = arguments.attn_sink, arguments.topk_length
     operands = (
         queries,
@@ -93,7 +94,7 @@ def sparse_prefill(
         arguments.indices,
         jnp.float32(abs(arguments.sm_scale)),
         jnp.full((num_heads,), -jnp.inf, jnp.float32) if sink is None else sink,
-        jnp.full((num_tokens,), arguments.indices.shape[1], jnp.int32) if length is None else length,
+        jnp.full((num_tokens,), topk, jnp.int32) if length is None else length,
     )
     return _ATTEND[backend](*operands, num_kv=num_kv)
 
