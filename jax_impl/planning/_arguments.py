@@ -1,0 +1,86 @@
+"""Checks of planner arguments: exact Python integers out, or a ValueError that names the argument.
+
+Planners multiply row counts, so they compute in Python integers, which neither wrap nor round.
+Nothing is converted here that isn't an integer already: a float length or a boolean mask in the
+place of lengths is a caller's mistake, not a value to truncate.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+Lengths = Sequence[int] | Integer[Any, " B"]
+"""One length per request, in tokens: a sequence of integers or an integer array of rank 1."""
+
+_ACCEPTED_LENGTHS = "one integer >= 0 per request (a sequence, or an integer array of rank 1)"
+
+
+def lengths(name: str, values: Lengths) -> tuple[int, ...]:
+    """`values` as exact integers, all >= 0; ValueError naming `name` otherwise."""
+    if isinstance(values, (list, tuple, range)):
+        checked = tuple(_element(name, i, v) for i, v in enumerate(values))
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{name}: dtype {array.dtype}; accepted: {_ACCEPTED_LENGTHS}")
+        if array.ndim != 1:
+            raise ValueError(f"{name}: shape {array.shape}; accepted: {_ACCEPTED_LENGTHS}")
+        checked = tuple(array.tolist())
+    if checked and min(checked) < 0:
+        at = next(i for i, v in enumerate(checked) if v < 0)
+        raise ValueError(f"{name}[{at}]: {checked[at]}; accepted: {_ACCEPTED_LENGTHS}")
+    return checked
+
+
+def integer(name: str, value: Any, *, least: int) -> int:
+    """`value` as an exact integer of at least `least`; ValueError naming `name` otherwise."""
+    exact = _exact(value)
+    if exact is None or exact < least:
+        raise ValueError(f"{name}: {value!r}; accepted: an integer >= {least}")
+    return exact
+
+
+def query_and_context_lens(
+    seq_lens: Lengths, query_lens: Lengths
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Both checked, of one length, and no request with more query tokens than context.
+
+    A request's context includes the tokens of this step, so query_len <= seq_len always holds
+    in a batch; the opposite usually means that the two arguments were swapped.
+    """
+    contexts, queries = lengths("seq_lens", seq_lens), lengths("query_lens", query_lens)
+    if len(contexts) != len(queries):
+        raise ValueError(
+            f"query_lens: {len(queries)} requests, seq_lens: {len(contexts)}; "
+            "accepted: one entry per request in both"
+        )
+    for i, (context, query) in enumerate(zip(contexts, queries, strict=True)):
+        if query > context:
+            raise ValueError(
+                f"query_lens[{i}]: {query} is more than seq_lens[{i}], {context}; accepted: "
+                "query_len <= seq_len, since the context includes this step's tokens"
+            )
+    return contexts, queries
+
+
+def _element(name: str, index: int, value: Any) -> int:
+    if type(value) is int:
+        return value
+    exact = _exact(value)
+    if exact is None:
+        raise ValueError(f"{name}[{index}]: {value!r}; accepted: {_ACCEPTED_LENGTHS}")
+    return exact
+
+
+def _exact(value: Any) -> int | None:
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
