@@ -3,8 +3,8 @@
     SUITE:key=value,key=value,...
 
 Keys stand in the order of the suite's dataclass, defaults are left out, lists use ``+``
-(``q=0+5+0+3``). ``parse_case(str(case)) == case`` for every case, and an unknown or repeated key, or
-a value outside what the key accepts, is a ``CaseError`` that names the nearest key or what is
+(``q=0+5+0+3``). ``parse_case(str(case)) == case`` for every case, and an unknown or repeated key,
+or a value outside what the key accepts, is a ``CaseError`` that names the nearest key or what is
 accepted (exit status 2 on the command line).
 """
 
@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 
 
 class CaseError(ValueError):
-    """A case line that can't be understood; the message says what was written and what is accepted."""
+    """A case line that can't be understood; the message says what was written and what is
+    accepted.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,9 @@ def case_field(default: Any, key: Key) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Base of every suite's case. Subclasses are frozen dataclasses whose fields come from case_field."""
+    """Base of every suite's case. Subclasses are frozen dataclasses whose fields come from
+    case_field.
+    """
 
     suite: ClassVar[str]
 
@@ -74,7 +78,8 @@ def parse_case_of(case_type: type[Case], words: str) -> Case:
         except ValueError as error:
             detail = f" ({error})" if str(error) else ""
             raise CaseError(
-                f"{case_type.suite}: {name}={text} isn't accepted{detail}; accepted: {keys[name].accepted}"
+                f"{case_type.suite}: {name}={text} isn't accepted{detail}; "
+                f"accepted: {keys[name].accepted}"
             ) from None
     case = case_type(**values)
     case.check()
@@ -98,9 +103,7 @@ def flag() -> Key:
     return word("0", "1", convert=lambda text: text == "1", show=lambda value: str(int(value)))
 
 
-def word(
-    *words: str, convert: Callable[[str], Any] = str, show: Callable[[Any], str] = str
-) -> Key:
+def word(*words: str, convert: Callable[[str], Any] = str, show: Callable[[Any], str] = str) -> Key:
     """One of a few words."""
 
     def parse(text: str) -> Any:

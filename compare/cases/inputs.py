@@ -1,6 +1,7 @@
 """What an implementation is given: the arguments of one call, made from a case.
 
-Arrays are NumPy (bfloat16 through ml_dtypes) and may be non-contiguous views where the case says so.
+Arrays are NumPy (bfloat16 through ml_dtypes) and may be non-contiguous views where the case says
+so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class SparsePrefillInputs:
     q [T, H, D] bfloat16. kv [S, D] bfloat16 (one latent head, V is its first 512 columns).
     indices [T, K] int32; a value outside [0, S) is an invalid slot. sm_scale float, natural units.
     d_v 512. attn_sink [H] float32 natural-log units, or None. topk_length [T] int32, or None.
-    chunks: query ranges (start, end) executed one after the other over the same kv, or None for one call.
+    chunks: query ranges (start, end) executed one after the other over the same kv, or None for
+    one call.
     case: where the inputs came from; None for a caller's own tensors.
     """
 
@@ -76,7 +78,9 @@ class PrefillPlanInputs:
 
     def sha256(self) -> str:
         """Hash of every argument."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "case"}
+        fields = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "case"
+        }
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
 
 

@@ -1,4 +1,6 @@
-"""The case line of the suite ``prefill-plan``: one batch of prefill requests to be cut into chunks."""
+"""The case line of the suite ``prefill-plan``: one batch of prefill requests to be cut into
+chunks.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The case line of the suite ``sparse-prefill``: one call of the sparse attention kernel, or one batch
-of requests executed chunk by chunk."""
+"""The case line of the suite ``sparse-prefill``: one call of the sparse attention kernel, or one
+batch of requests executed chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ class SparsePrefillCase(Case):
     sm_scale: multiplies q.k, natural units; auto is 0.5 for data=flashmla, else d^-0.5.
     data: flashmla (FlashMLA's own test distribution), normal, flat (score spread <= 0.2), peaked,
         exact (P is 0 or 1: the output must be bit-equal).
-    sink: none, mixed (finite near ln K, -inf and +inf), zero, one number for all heads, -inf, inf, nan.
+    sink: none, mixed (finite near ln K, -inf and +inf), zero, one number for all heads, -inf,
+    inf, nan.
     length: topk_length: none, ragged, full, zero, or one number for all rows.
     invalid: the share of slots that hold an out-of-range index, anywhere in the row.
     order: of a row's indices: random, sorted, dup (about half are repeats).
     empty_rows: how many token rows have no valid slot at all.
-    strided: q, kv and indices are views with padded strides. poison: kv rows that no index names are NaN.
+    strided: q, kv and indices are views with padded strides. poison: kv rows that no index names
+    are NaN.
     seed: of the Philox streams.
     """
 

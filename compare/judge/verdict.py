@@ -42,10 +42,10 @@ class Worst:
 class TensorMetrics:
     """Distances of one tensor to another over the finite, compared elements.
 
-    max_rel has the floor 1e-6 in its denominator. ulp: quantiles 0.5, 0.99, 1 of the distance in units of
-    the last place (bfloat16 for out, float32 for lse and max_logits). matched: the share of elements within
-    the flashmla profile's tolerance. special: how many NaN / +inf / -inf stand where the other has none,
-    by name, empty when all agree. elements: how many were compared.
+    max_rel has the floor 1e-6 in its denominator. ulp: quantiles 0.5, 0.99, 1 of the distance in
+    units of the last place (bfloat16 for out, float32 for lse and max_logits). matched: the share
+    of elements within the flashmla profile's tolerance. special: how many NaN / +inf / -inf stand
+    where the other has none, by name, empty when all agree. elements: how many were compared.
     """
 
     elements: int
@@ -61,7 +61,9 @@ class TensorMetrics:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """A fault that the tensors themselves show: its name (a stable slug, e.g. "lse-base-2") and a sentence."""
+    """A fault that the tensors themselves show: its name (a stable slug, e.g. "lse-base-2") and a
+    sentence.
+    """
 
     name: str
     sentence: str
@@ -71,12 +73,13 @@ class Diagnosis:
 class Verdict:
     """The judge's answer for one candidate on one case.
 
-    reason: a sentence; for failures it names the tensor, the required tolerance, and the worst place.
+    reason: a sentence; for failures it names the tensor, the tolerance and the worst place.
     share: the largest share of the calibrated bound that the candidate used (1 is the limit).
-    against_oracle, against_reference, reference_against_oracle: metrics by tensor name.
+    against_oracle, against_reference, reference_against_oracle, torch_against_oracle: metrics by
+        tensor name; the last is the yardstick's, eager PyTorch in the kernel's precision.
     rows_judged: (token, head) rows compared with the oracle; rows_total: all of them.
-    reference_failed: a sentence when the reference itself was outside its bound (the case is then judged
-        against the oracle alone and the run ends with exit status 3).
+    reference_failed: a sentence when the reference itself was outside its bound; the case is then
+        judged against the oracle alone and the run ends with exit status 3.
     waived_by: the waiver that a reader accepted, beside the status, never in its place.
     """
 
@@ -88,6 +91,7 @@ class Verdict:
     against_oracle: Mapping[str, TensorMetrics] = dataclasses.field(default_factory=dict)
     against_reference: Mapping[str, TensorMetrics] = dataclasses.field(default_factory=dict)
     reference_against_oracle: Mapping[str, TensorMetrics] = dataclasses.field(default_factory=dict)
+    torch_against_oracle: Mapping[str, TensorMetrics] = dataclasses.field(default_factory=dict)
     rows_judged: int = 0
     rows_total: int = 0
     reference_failed: str | None = None

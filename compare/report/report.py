@@ -9,8 +9,9 @@ from compare.judge.verdict import Status, Verdict
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One candidate on one case. case: its line. reference: the name of what it was compared with (None:
-    the oracle alone). seconds: wall time of the candidate's call, compilation included."""
+    """One candidate on one case. case: its line. reference: the name of what it was compared with
+    (None: the oracle alone). seconds: wall time of the candidate's call, compilation included.
+    """
 
     case: str
     candidate: str
@@ -22,7 +23,8 @@ class Row:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
     """A run. environment: versions, device, revision, generator version, as text by name.
-    unavailable: sentences about what was asked for by name and isn't here, or golden files that are damaged.
+    unavailable: sentences about what was asked for by name and isn't here, or golden files that
+    are damaged.
     interrupted: Ctrl-C ended it early; rows hold what was finished. require: --require N."""
 
     rows: tuple[Row, ...]
@@ -40,9 +42,10 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """1: a candidate disagreed or failed, or fewer cases than --require were compared. 3: something asked for
-        by name isn't available, a reference failed, or nothing was compared. 0 otherwise. (2, words that
-        are off, is the command line's own.)"""
+        """1: a candidate disagreed or failed, or fewer cases than --require were compared. 3:
+        something asked for by name isn't available, a reference failed, or nothing was compared.
+        0 otherwise. (2, words that are off, is the command line's own.)
+        """
         if any(row.verdict.status.failed for row in self.rows) or self.compared < self.require:
             return 1
         reference_failed = any(row.verdict.reference_failed for row in self.rows)

@@ -13,7 +13,8 @@ class SparsePrefillResult:
 
     out [T, H, 512] bfloat16; or, where out_rows is given, [R, 512]: only the (token, head) rows
     out_rows[i] = token * H + head (recorded results hold some of the rows).
-    max_logits [T, H] float32, natural units, or None: not compared. lse [T, H] float32, natural-log, empty +inf.
+    max_logits [T, H] float32, natural units, or None: not compared. lse [T, H] float32, natural-
+    log, empty +inf.
     notes: what an adapter did on the way (padded heads, widths), in sentences.
     Arrays may be memory-mapped; the judge reads them in blocks of rows.
     """
@@ -27,8 +28,10 @@ class SparsePrefillResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanChunk:
-    """One chunk of a prefill plan: requests [start, end), tokens [query_start, query_end) (relative to
-    the first prefill token), compressed_rows N and workspace_rows M of each request's workspace."""
+    """One chunk of a prefill plan: requests [start, end), tokens [query_start, query_end)
+    (relative to the first prefill token), compressed_rows N and workspace_rows M of each
+    request's workspace.
+    """
 
     start: int
     end: int
