@@ -1,0 +1,189 @@
+"""Recorded results as implementations: `golden:DEVICE/KERNEL` answers from goldens/DEVICE/KERNEL.
+
+Every hash is checked on the way: the manifest's seal, each tensor of the file, and the inputs,
+which this checkout's generator must have made exactly as the recording one did. What doesn't match
+is a DamagedGolden, never a quiet result.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
+from compare.run.implementations import Unsupported
+from compare.run.result import PlanChunk, PlanResult, Result, SparsePrefillResult
+from compare.tools.golden_format import (
+    MANIFEST,
+    DamagedGolden,
+    Manifest,
+    PlanEntry,
+    PrefillEntry,
+    TensorRecord,
+    goldens_folder,
+    read_manifest,
+)
+from compare.tools.golden_record import Recording, RecordingRefused, record
+from compare.tools.tensor_file import read_tensors
+
+__all__ = [
+    "DamagedGolden",
+    "GoldenImplementation",
+    "Recording",
+    "RecordingRefused",
+    "UnknownGolden",
+    "available",
+    "golden_cases",
+    "record",
+]
+
+_TENSORS = ("lse", "max_logits", "out", "out_rows")
+
+
+class UnknownGolden(LookupError):
+    """No results are recorded under that name; the message says which names there are."""
+
+
+class GoldenImplementation:
+    """The recorded results of one kernel on one device, as something to compare with.
+
+    name: golden:DEVICE/KERNEL. A case of sparse prefill that runs chunk by chunk is answered whole:
+    its recorded result is that of all chunks.
+    """
+
+    takes_chunks = False
+
+    def __init__(self, name: str) -> None:
+        self.folder = goldens_folder() / name
+        if not (self.folder / MANIFEST).is_file():
+            names = ", ".join(available()) or "none"
+            raise UnknownGolden(
+                f"there is no {MANIFEST} in {self.folder}; results are recorded for: {names}"
+            )
+        self._name = name
+        self.name = f"golden:{name}"
+
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        """What is recorded. Raises DamagedGolden."""
+        return read_manifest(self.folder)
+
+    @functools.cached_property
+    def suites(self) -> frozenset[str]:
+        """The suite that the manifest names; of a manifest that can't be read, all: run() says
+        why.
+        """
+        try:
+            return frozenset({self.manifest.suite})
+        except DamagedGolden:
+            return frozenset({PrefillEntry.suite, PlanEntry.suite})
+
+    def supports(self, case: Case) -> str | None:
+        """None, or that there is no result of this case (None for a damaged manifest: run() says
+        so).
+        """
+        try:
+            entry = self.manifest.entry(str(case))
+        except DamagedGolden:
+            return None
+        return None if entry else f"no result of this case is recorded in {self._name}"
+
+    def run(self, inputs: Inputs) -> Result:
+        """The recorded result. Raises Unsupported where there is none, DamagedGolden where a hash
+        differs.
+        """
+        case = inputs.case
+        entry = None if case is None else self.manifest.entry(str(case))
+        if entry is None:
+            raise Unsupported(f"no result of {case or 'these inputs'} is recorded in {self._name}")
+        if isinstance(entry, PlanEntry):
+            assert isinstance(inputs, PrefillPlanInputs)
+            return _plan(entry, inputs, self.manifest.source)
+        assert isinstance(inputs, SparsePrefillInputs)
+        self._check_inputs(entry, inputs)
+        return self._load(entry)
+
+    def _check_inputs(self, entry: PrefillEntry, inputs: SparsePrefillInputs) -> None:
+        from compare.cases.streams import GENERATOR_VERSION
+
+        if entry.generator_version != GENERATOR_VERSION:
+            raise DamagedGolden(
+                f"{self.folder / MANIFEST} recorded {entry.case} from inputs of generator version "
+                f"{entry.generator_version} and this one has version {GENERATOR_VERSION}: "
+                "record the case again"
+            )
+        found = inputs.sha256()
+        if found != entry.input_sha256:
+            raise DamagedGolden(
+                f"{self.folder / MANIFEST} recorded {entry.case} from inputs with SHA-256 "
+                f"{entry.input_sha256[:12]} and these have {found[:12]}: it isn't the same case"
+            )
+
+    def _load(self, entry: PrefillEntry) -> SparsePrefillResult:
+        path = self.folder / entry.file
+        try:
+            tensors, _ = read_tensors(path)
+        except ValueError as error:
+            raise DamagedGolden(f"{path} is damaged: {error}") from error
+        held, named = ", ".join(sorted(tensors)), ", ".join(sorted(entry.tensors))
+        if not held == named == ", ".join(_TENSORS):
+            raise DamagedGolden(
+                f"{path} is damaged: it holds the tensors {held}, its manifest names {named}; "
+                f"expected are {', '.join(_TENSORS)}"
+            )
+        for name, expected in entry.tensors.items():
+            _check_tensor(path, name, tensors[name], expected)
+        made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
+        return SparsePrefillResult(
+            out=tensors["out"],
+            lse=tensors["lse"],
+            max_logits=tensors["max_logits"],
+            out_rows=tensors["out_rows"],
+            notes=(made, *entry.notes),
+        )
+
+
+def available() -> list[str]:
+    """The names DEVICE/KERNEL under the folder of recorded results."""
+    root = goldens_folder()
+    return sorted(str(path.parent.relative_to(root)) for path in root.glob(f"*/*/{MANIFEST}"))
+
+
+def golden_cases(name: str) -> tuple[str, ...]:
+    """The case lines that are recorded under DEVICE/KERNEL. Raises UnknownGolden, DamagedGolden."""
+    return tuple(entry.case for entry in GoldenImplementation(name).manifest.entries)
+
+
+def _check_tensor(path: Path, name: str, found: np.ndarray, expected: TensorRecord) -> None:
+    is_, should_be = TensorRecord.of(found), expected
+    if (is_.dtype, is_.shape) != (should_be.dtype, should_be.shape):
+        raise DamagedGolden(
+            f"{path} is damaged: {name} is {is_.dtype} {list(is_.shape)} where the manifest says "
+            f"{should_be.dtype} {list(should_be.shape)}"
+        )
+    if is_.sha256 != should_be.sha256:
+        raise DamagedGolden(
+            f"{path} is damaged: {name} has SHA-256 {is_.sha256[:12]} where the manifest says "
+            f"{should_be.sha256[:12]}"
+        )
+
+
+def _plan(entry: PlanEntry, inputs: PrefillPlanInputs, source: str) -> PlanResult:
+    first = [0]
+    for tokens in inputs.query_lens:
+        first.append(first[-1] + tokens)
+    chunks = tuple(
+        PlanChunk(
+            start=start,
+            end=end,
+            compressed_rows=compressed,
+            workspace_rows=rows,
+            query_start=first[start],
+            query_end=first[end],
+        )
+        for start, end, compressed, rows in entry.plan
+    )
+    return PlanResult(chunks=chunks, notes=(source,))

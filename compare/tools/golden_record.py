@@ -1,0 +1,301 @@
+"""Recording results, so that a machine without the kernel can be compared with it.
+
+A result is kept only where it passes the judge against the oracle under both profiles, and only
+from a clean tree, so that `revision` in the manifest is the code that made the inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compare.cases.case import Case
+from compare.cases.inputs import SparsePrefillInputs
+from compare.judge.verdict import Status
+from compare.run.implementations import Implementation, Unsupported
+from compare.run.result import SparsePrefillResult
+from compare.tools.golden_format import (
+    MANIFEST,
+    Entry,
+    Manifest,
+    PrefillEntry,
+    TensorRecord,
+    array_sha256,
+    file_name,
+    read_manifest,
+    write_manifest,
+)
+from compare.tools.golden_rows import choose_rows
+from compare.tools.tensor_file import tensor_bytes, write_bytes
+
+REVISION_VARIABLE = "MLA_CROSSCHECK_REVISION"
+LARGEST_CASE = 1_000_000  # bytes
+LARGEST_FOLDER = 6_000_000
+_ROOT = Path(__file__).parents[2]
+
+
+class RecordingRefused(RuntimeError):
+    """Something can't be recorded: the tree is dirty, or the cases that the message lists with
+    their reasons. recording: what was recorded all the same."""
+
+    def __init__(self, message: str, recording: Recording | None = None) -> None:
+        super().__init__(message)
+        self.recording = recording or Recording()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What one call of record did, by case line; refused: with the reason."""
+
+    recorded: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def record(
+    implementation: str | Implementation,
+    cases: Iterable[Case | str],
+    out_dir: Path | str,
+    *,
+    progress: Callable[[str], None] | None = None,
+    allow_dirty: bool = False,
+    device: str | None = None,
+    force: bool = False,
+) -> Recording:
+    """Records what an implementation of sparse prefill gives for each case, under goldens' format.
+
+    implementation: a name of the registry, or the implementation itself. out_dir: the folder
+    DEVICE/KERNEL; its last two parts become the name. A case whose result is there already, from
+    the same build and inputs, is kept unless `force`. Each case is on disk, and in the manifest,
+    before the next one starts: an interrupted recording loses nothing and is taken up by the same
+    call. `progress` gets a line for each case.
+
+    Raises RecordingRefused before anything runs where the git tree is dirty (unless `allow_dirty`:
+    the revision then says so) or unknown (no git here and no MLA_CROSSCHECK_REVISION); and at the
+    end, when the other cases are recorded, for cases that the implementation couldn't run, whose
+    result fails the judge, or that would make the folder too large. Raises DamagedGolden for a
+    manifest that can't be read.
+    """
+    from compare.suites import parse_case
+
+    folder = Path(out_dir)
+    say = progress or (lambda line: None)
+    revision = code_revision(folder, allow_dirty=allow_dirty)
+    kernel = _found(implementation, device)
+    facts = _facts(kernel, revision)
+    manifest = _manifest(folder, facts)
+    recording = Recording()
+    todo = [parse_case(case) if isinstance(case, str) else case for case in cases]
+    for number, case in enumerate(todo, 1):
+        line = str(case)
+        try:
+            inputs = _inputs(case)
+            old = manifest.entry(line)
+            if not force and _still_valid(folder, old, inputs, facts["build"]):
+                recording = dataclasses.replace(recording, kept=(*recording.kept, line))
+                say(f"{number}/{len(todo)} kept {line}")
+                continue
+            entry, content = _record_case(kernel, case, inputs, facts)
+            _check_size(folder, entry.file, len(content))
+        except _Refused as refusal:
+            refused = {**recording.refused, line: str(refusal)}
+            recording = dataclasses.replace(recording, refused=refused)
+            say(f"{number}/{len(todo)} REFUSED {line}: {refusal}")
+            continue
+        # The tensors first: a manifest never names a file that isn't there.
+        write_bytes(folder / entry.file, content)
+        manifest = manifest.with_entry(entry)
+        write_manifest(folder, manifest)
+        recording = dataclasses.replace(recording, recorded=(*recording.recorded, line))
+        say(f"{number}/{len(todo)} recorded {line} ({len(content):,} bytes)")
+    if recording.refused:
+        listed = "".join(f"\n  {line}: {why}" for line, why in recording.refused.items())
+        raise RecordingRefused(f"not recorded:{listed}", recording)
+    return recording
+
+
+def code_revision(out_dir: Path, *, allow_dirty: bool = False, root: Path = _ROOT) -> str:
+    """The git revision of this code; `out_dir` and what git ignores don't count as changes.
+
+    Where git doesn't know the tree (a copy without its history): what MLA_CROSSCHECK_REVISION says,
+    unchecked.
+    """
+    commit = _git(root, "rev-parse", "HEAD")
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if commit is None or top is None or Path(top.strip()).resolve() != root.resolve():
+        if given := os.environ.get(REVISION_VARIABLE):
+            return f"{given} (as given by {REVISION_VARIABLE})"
+        raise RecordingRefused(
+            f"{root} isn't a git checkout that git can read here, so the revision is unknown; "
+            f"set {REVISION_VARIABLE} to it"
+        )
+    status = _git(root, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
+    if status is None:
+        raise RecordingRefused(f"git status failed in {root}: whether the tree is clean is unknown")
+    changed = [entry[3:] for entry in status.split("\0") if entry]
+    inside = out_dir.resolve()
+    changed = [name for name in changed if not (root / name).resolve().is_relative_to(inside)]
+    if not changed:
+        return commit.strip()
+    if not allow_dirty:
+        shown = ", ".join(changed[:8]) + (f" and {len(changed) - 8} more" if changed[8:] else "")
+        raise RecordingRefused(
+            f"the tree differs from its commit in {shown}: commit them first, so that the recorded "
+            "revision is the code that ran"
+        )
+    return f"{commit.strip()}-dirty"
+
+
+class _Refused(Exception):
+    """One case isn't recorded, for this reason."""
+
+
+def _found(implementation: str | Implementation, device: str | None) -> Implementation:
+    if not isinstance(implementation, str):
+        return implementation
+    from compare.run.registry import find
+
+    return find(implementation, device)
+
+
+def _inputs(case: Case) -> SparsePrefillInputs:
+    from compare.suites import make_inputs
+
+    inputs = make_inputs(case)
+    if not isinstance(inputs, SparsePrefillInputs):
+        raise _Refused(f"{case.suite} isn't recorded from implementations; sparse-prefill is")
+    return inputs
+
+
+def _record_case(
+    kernel: Implementation, case: Case, inputs: SparsePrefillInputs, facts: dict[str, Any]
+) -> tuple[PrefillEntry, bytes]:
+    """The entry and the file's content of one case."""
+    from compare.cases.sparse_prefill import SparsePrefillCase
+    from compare.cases.streams import GENERATOR_VERSION
+
+    assert isinstance(case, SparsePrefillCase)
+    result = _run(kernel, case, inputs)
+    _check_verdict(inputs, result)
+    line = str(case)
+    total = result.lse.size
+    rows, special = choose_rows(inputs, result.lse, case.seed)
+    tensors = {
+        "max_logits": np.asarray(result.max_logits),
+        "lse": np.asarray(result.lse),
+        "out": result.out.reshape(total, -1)[rows],
+        "out_rows": rows,
+    }
+    content = tensor_bytes(tensors, {"case": line})
+    entry = PrefillEntry(
+        case=line,
+        file=file_name(line),
+        generator_version=GENERATOR_VERSION,
+        input_sha256=inputs.sha256(),
+        out_sha256=array_sha256(result.out),
+        rows={"kept": len(rows), "special": special, "of": total},
+        tensors={name: TensorRecord.of(array) for name, array in tensors.items()},
+        notes=result.notes,
+        **facts,
+    )
+    return entry, content
+
+
+def _run(kernel: Implementation, case: Case, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+    from compare.run.chunks import run_chunks
+
+    if reason := kernel.supports(case):
+        raise _Refused(reason)
+    try:
+        result = kernel.run(inputs) if inputs.chunks is None else run_chunks(kernel, inputs)
+    except Unsupported as reason:
+        raise _Refused(str(reason)) from reason
+    except Exception as error:  # an implementation may fail in any way; the other cases go on
+        raise _Refused(f"it raised {type(error).__name__}: {error}") from error
+    assert isinstance(result, SparsePrefillResult)
+    if result.max_logits is None or result.out_rows is not None:
+        raise _Refused("a recording needs max_logits and the whole of out")
+    return result
+
+
+def _check_verdict(inputs: SparsePrefillInputs, result: SparsePrefillResult) -> None:
+    from compare.judge.sparse_prefill import judge
+
+    verdict = judge(inputs, result, None, profile="both")
+    if verdict.status is not Status.PASS:
+        raise _Refused(f"the judge says {verdict.status.value}: {verdict.reason}")
+
+
+def _check_size(folder: Path, file: str, size: int) -> None:
+    if size > LARGEST_CASE:
+        raise _Refused(f"its {size:,} bytes exceed the {LARGEST_CASE:,} that a case may have")
+    others = sum(path.stat().st_size for path in folder.glob("*") if path.name != file)
+    if others + size > LARGEST_FOLDER:
+        raise _Refused(
+            f"its {size:,} bytes would make {folder.name} larger than {LARGEST_FOLDER:,} in all"
+        )
+
+
+def _still_valid(
+    folder: Path, entry: Entry | None, inputs: SparsePrefillInputs, build: dict[str, str]
+) -> bool:
+    return (
+        isinstance(entry, PrefillEntry)
+        and entry.build == build
+        and (folder / entry.file).is_file()
+        and entry.input_sha256 == inputs.sha256()
+    )
+
+
+def _manifest(folder: Path, facts: dict[str, Any]) -> Manifest:
+    if (folder / MANIFEST).is_file():
+        return read_manifest(folder)
+    build = facts["build"]
+    return Manifest(
+        name="/".join(folder.resolve().parts[-2:]),
+        suite=PrefillEntry.suite,
+        source=f"{build['name']} {build['version']} on {facts['gpu']}",
+    )
+
+
+def _facts(implementation: Implementation, revision: str) -> dict[str, Any]:
+    """What every entry of a recording has in common."""
+    from compare.report.environment import environment
+
+    found = environment()
+    return {
+        "build": _build(implementation),
+        "gpu": found.get("gpu", "none (CPU)"),
+        "driver": found.get("driver", "none"),
+        "torch": found.get("torch", "none"),
+        "cuda": found.get("cuda", "none"),
+        "revision": revision,
+    }
+
+
+def _build(implementation: Implementation) -> dict[str, str]:
+    """Name and version of the kernel; this project's own implementations have its version."""
+    if implementation.name == "flash_mla":
+        from torch_ref.cuda.flash_mla_adapter import find_build
+
+        if build := find_build():
+            return {"name": build.name, "version": build.version}
+    from compare._version import version
+
+    return {"name": implementation.name, "version": version()}
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

@@ -1,0 +1,152 @@
+"""Recorded results: every damage is found and said in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compare.cases import streams
+from compare.cases.case import Case
+from compare.cases.inputs import SparsePrefillInputs
+from compare.run.implementations import Implementation, Unsupported
+from compare.suites import make_inputs, parse_case
+from compare.tools.golden import (
+    DamagedGolden,
+    GoldenImplementation,
+    UnknownGolden,
+    available,
+    golden_cases,
+    record,
+)
+from compare.tools.tensor_file import read_tensors, tensor_bytes
+
+LINE = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,sink=mixed,seed=1"
+NAME = "cpu/eager"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager, clean_tree) -> Path:
+    """One recorded case, in a folder of its own."""
+    monkeypatch.setenv("MLA_CROSSCHECK_GOLDENS", str(tmp_path))
+    record(eager(), [LINE], tmp_path / NAME)
+    return tmp_path / NAME
+
+
+@pytest.fixture
+def inputs() -> SparsePrefillInputs:
+    made = make_inputs(parse_case(LINE))
+    assert isinstance(made, SparsePrefillInputs)
+    return made
+
+
+def case_file(folder: Path) -> Path:
+    (path,) = folder.glob("*.safetensors")
+    return path
+
+
+def rewrite(folder: Path, **changes) -> None:
+    """Writes a case's file with some of its tensors changed (None: left out)."""
+    tensors, metadata = read_tensors(case_file(folder))
+    tensors = {name: array for name, array in (tensors | changes).items() if array is not None}
+    case_file(folder).write_bytes(tensor_bytes(tensors, metadata))
+
+
+def test_it_is_an_implementation(folder):
+    assert isinstance(GoldenImplementation(NAME), Implementation)
+
+
+@pytest.mark.parametrize("tensor", ["out", "lse", "max_logits", "out_rows"])
+def test_one_flipped_bit_of_a_tensor_is_found(folder, inputs, tensor):
+    tensors, _ = read_tensors(case_file(folder))
+    damaged = tensors[tensor].copy()
+    damaged.view(np.uint8).reshape(-1)[5] ^= 1
+    rewrite(folder, **{tensor: damaged})
+    with pytest.raises(DamagedGolden, match=f"{case_file(folder).name} is damaged: {tensor} has"):
+        GoldenImplementation(NAME).run(inputs)
+
+
+def test_another_shape_is_found(folder, inputs):
+    tensors, _ = read_tensors(case_file(folder))
+    rewrite(folder, lse=tensors["lse"].reshape(4, 2))
+    with pytest.raises(DamagedGolden, match=r"lse is float32 \[4, 2\] where .* float32 \[2, 4\]"):
+        GoldenImplementation(NAME).run(inputs)
+
+
+def test_a_missing_tensor_is_found(folder, inputs):
+    rewrite(folder, lse=None)
+    with pytest.raises(DamagedGolden, match="holds the tensors max_logits, out, out_rows"):
+        GoldenImplementation(NAME).run(inputs)
+
+
+def test_a_cut_file_is_found(folder, inputs):
+    content = case_file(folder).read_bytes()
+    case_file(folder).write_bytes(content[: len(content) // 2])
+    with pytest.raises(DamagedGolden, match="isn't a readable safetensors file"):
+        GoldenImplementation(NAME).run(inputs)
+
+
+def test_a_missing_file_is_found(folder, inputs):
+    case_file(folder).unlink()
+    with pytest.raises(DamagedGolden, match="there is no such file"):
+        GoldenImplementation(NAME).run(inputs)
+
+
+def test_an_entry_that_was_changed_by_hand_is_found(folder, inputs):
+    manifest = folder / "manifest.json"
+    words = json.loads(manifest.read_text())
+    words["entries"][0]["gpu"] = "another"
+    manifest.write_text(json.dumps(words))
+    golden = GoldenImplementation(NAME)
+    assert golden.supports(parse_case(LINE)) is None  # it isn't passed over as unsupported
+    with pytest.raises(
+        DamagedGolden, match=r"manifest\.json is damaged: the entry of sparse-prefil"
+    ):
+        golden.run(inputs)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 9, "entries": []}'])
+def test_a_manifest_that_is_none_is_found(folder, inputs, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(DamagedGolden, match=r"manifest\.json (can't be read|has format 9)"):
+        GoldenImplementation(NAME).run(inputs)
+    with pytest.raises(DamagedGolden):
+        golden_cases(NAME)
+
+
+@pytest.mark.parametrize("name", ["q", "kv", "indices", "attn_sink"])
+def test_other_inputs_are_found(folder, inputs, name):
+    changed = np.array(getattr(inputs, name))
+    changed.view(np.uint8).reshape(-1)[0] ^= 1
+    with pytest.raises(DamagedGolden, match="it isn't the same case"):
+        GoldenImplementation(NAME).run(dataclasses.replace(inputs, **{name: changed}))
+
+
+def test_another_generator_is_found(folder, inputs, monkeypatch):
+    monkeypatch.setattr(streams, "GENERATOR_VERSION", "next")
+    with pytest.raises(DamagedGolden, match="and this one has version next: record the case again"):
+        GoldenImplementation(NAME).run(inputs)
+
+
+def test_a_case_that_was_not_recorded_is_unsupported_with_the_reason(folder, inputs):
+    other: Case = parse_case("sparse-prefill:s_q=1,h=4")
+    golden = GoldenImplementation(NAME)
+    reason = golden.supports(other)
+    assert reason == "no result of this case is recorded in cpu/eager"
+    with pytest.raises(Unsupported, match="is recorded in cpu/eager"):
+        golden.run(make_inputs(other))
+    with pytest.raises(Unsupported, match="these inputs"):
+        golden.run(dataclasses.replace(inputs, case=None))
+
+
+def test_an_unknown_name_says_which_there_are(folder):
+    assert available() == [NAME]
+    with pytest.raises(UnknownGolden, match="recorded for: cpu/eager"):
+        GoldenImplementation("h100/flash_mla")
+
+
+def test_golden_cases_are_the_lines_of_the_manifest(folder):
+    assert golden_cases(NAME) == (LINE,)
