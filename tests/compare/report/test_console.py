@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from compare.judge.verdict import Status
+from compare.report import console as terminal
+from tests.compare.report.fabricated import BASE_2, EVERYTHING, UNSUPPORTED, report, row
+
+
+def test_the_summary_has_one_line_for_each_suite_and_candidate():
+    rows = [row(case=f"sparse-prefill:seed={i}", share=i / 10) for i in range(5)]
+    text = show(report(*rows, row(candidate="torch"), UNSUPPORTED))
+    assert "sparse-prefill against golden:h200/flash_mla\n" in text
+    lines = [line.split() for line in text.splitlines()]
+    # Passed, failed, not applicable; share; rel L2 of candidate, reference and torch; lse.
+    assert ["xla", "5", "0", "0", "40.0%", "2.07e-3", "2.08e-3", "2.09e-3", "1.40e-6"] in lines
+    assert ["torch", "1", "0", "0", "42.0%", "2.07e-3", "2.08e-3", "2.09e-3", "1.40e-6"] in lines
+    assert ["pallas", "0", "0", "1", "-", "-", "-", "-", "-"] in lines
+
+
+def test_a_column_without_any_value_is_left_out():
+    plan = row(
+        case="prefill-plan:seq=4,q=4",
+        share=None,
+        against_oracle={},
+        reference_against_oracle={},
+        torch_against_oracle={},
+    )
+    lines = show(report(plan)).splitlines()
+    assert ["candidate", "pass", "fail", "n/a"] in [line.split() for line in lines]
+
+
+def test_the_summary_fits_80_columns():
+    text = show(report(row(candidate="pallas-interpret"), row(candidate="xla")), width=60)
+    lines = [line.rstrip() for line in text.split("bound: ")[0].splitlines()[1:]]
+    assert max(map(len, lines)) <= 80
+    assert any("pallas-interpret" in line and "1.40e-6" in line for line in lines)
+
+
+def test_the_worst_of_a_group_counts_nan_as_the_worst():
+    rows = [row(case="sparse-prefill:seed=1", share=float("nan")), row(share=0.9)]
+    assert "nan" in show(report(*rows))
+
+
+def test_a_failure_says_everything_unwrapped_even_on_a_narrow_terminal():
+    long_case = "sparse-prefill:" + ",".join(f"key{i}=value{i}" for i in range(30))
+    failed = row(Status.NUMERIC, case=long_case, reason="out: too far", worst=BASE_2.verdict.worst)
+    text = show(report(failed, BASE_2), width=60)
+    assert f"NUMERIC xla {long_case}\n" in text
+    assert "  diagnosis lse-base-2: lse is 1.4427 times the oracle's: base 2\n" in text
+    assert (
+        "  worst lse[2, 17]: got 6.7, expected 4.644, 3.1e+05 times what is allowed there\n" in text
+    )
+    assert (
+        f"  reproduce: python -m compare run {long_case} --candidate xla --reference "
+        "golden:h200/flash_mla\n" in text
+    )
+
+
+def test_text_in_brackets_is_not_taken_for_markup():
+    reason = "indices: shape [3, 128]; [red]not markup[/red]"
+    assert reason in show(report(row(Status.ERROR, reason=reason)))
+
+
+def test_many_failures_are_counted_and_verbose_shows_all():
+    made = report(*[row(Status.NUMERIC, case=f"sparse-prefill:seed={i}") for i in range(33)])
+    text = show(made)
+    assert "13 more failures: --verbose or --report json has them" in text
+    assert text.count("reproduce:") == 20
+    assert show(made, verbose=True).count("reproduce:") == 33
+
+
+def test_verbose_adds_a_line_for_each_case():
+    made = report(row(), row(Status.SHAPE, candidate="torch"))
+    assert show(made).count("sparse-prefill:s_q=3") == 2  # the failure's two lines
+    assert show(made, verbose=True).count("sparse-prefill:s_q=3") == 4
+
+
+def test_quiet_keeps_failures_problems_and_the_headline():
+    text = show(report(row(), BASE_2, UNSUPPORTED, unavailable=("no flash_mla",)), quiet=True)
+    assert "UNSUPPORTED" not in text
+    assert "bound" not in text
+    assert "NUMERIC my|kernels.py:attend" in text
+    assert "no flash_mla\n" in text
+    assert text.splitlines()[-1] == (
+        "my|kernels.py:attend failed in 1 of 1 compared case (exit status 1)."
+    )
+
+
+def test_every_status_appears_with_its_reason():
+    text = show(EVERYTHING, verbose=True)
+    for number, status in enumerate(Status):
+        assert status.value in text
+        assert status is Status.PASS or f"because of {number}" in text
+
+
+def show(made, *, width: int = 100, **options) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    terminal.show(made, console, **options)
+    return console.file.getvalue()  # type: ignore[attr-defined]
