@@ -1,0 +1,51 @@
+"""``compare``: one's own tensors in a safetensors file, judged without any kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from compare.commands.output import FormatsOption, OutOption, ProfileOption, ReportFiles, profile_of
+from compare.commands.words import WordsOff, command
+from compare.report import console as terminal
+from compare.report.progress import JobProgress
+
+
+@command
+def compare_files(
+    mine: Annotated[
+        Path, typer.Argument(metavar="MINE.safetensors", help="The result, with its call.")
+    ],
+    theirs: Annotated[
+        Path | None,
+        typer.Argument(metavar="[THEIRS.safetensors]", help="Another result of the same call."),
+    ] = None,
+    profile: ProfileOption = "calibrated",
+    report: FormatsOption = None,
+    out: OutOption = Path("crosscheck-out"),
+) -> int:
+    """Judge the result in a file against the float64 oracle, and against another one.
+
+    A file holds `out` and `lse`, perhaps `max_logits`, and either the metadata `case` or the
+    tensors of the call with the metadata `sm_scale`. Exit status: as `run`.
+    """
+    from compare.tools import bundle
+
+    profile = profile_of(profile)
+    report_files = ReportFiles(report, out)
+    for path in (mine, theirs):
+        if path is not None and not path.is_file():
+            raise WordsOff(f"there is no file {path}")
+    with JobProgress() as progress:
+        progress(0, 1, f"judging {mine}")
+        try:
+            found = bundle.compare_files(mine, theirs, profile=profile)
+        except bundle.BundleError as error:
+            raise WordsOff(str(error)) from None
+    console = Console(highlight=False)
+    terminal.show(found, console, verbose=True)
+    report_files.write(found, console)
+    return found.exit_status

@@ -1,0 +1,202 @@
+"""``plan``: the chunks of a prefill batch under the rules that vLLM ships and under the fixed ones,
+side by side, and in words what goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compare.cases.inputs import PrefillPlanInputs
+from compare.cases.prefill_plan import PrefillPlanCase
+from compare.commands.words import WordsOff, command, lengths
+from compare.report import console as terminal
+from compare.run.result import PlanChunk, PlanResult
+
+SHIPPED = "vllm-0.33.0"
+FIXED = "jax-planner"
+FIXED_AGAIN = "torch-planner"
+
+
+@command
+def plan(
+    seq_lens: Annotated[
+        str, typer.Option(help="Context of each prefill request, this step's tokens included.")
+    ],
+    query_lens: Annotated[
+        str, typer.Option(help="This step's tokens of each request; zeros are allowed.")
+    ],
+    compress_ratio: Annotated[
+        int, typer.Option(min=0, help="Tokens per compressed entry; 0 and 1: window only.")
+    ],
+    max_model_len: Annotated[int, typer.Option(min=1, help="vLLM's max_model_len, in tokens.")],
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="vLLM's max_num_batched_tokens.")
+    ],
+    window: Annotated[int, typer.Option(min=1, help="Sliding window, in tokens.")] = 128,
+    chunk_size: Annotated[int, typer.Option(min=1, help="vLLM's PREFILL_CHUNK_SIZE.")] = 4,
+    has_compressed: Annotated[
+        bool | None,
+        typer.Option(
+            "--has-compressed/--no-compressed",
+            help="Whether the layer has compressed entries; without it: a ratio above 1.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> int:
+    """Print the shipped and the fixed prefill plan of a batch, and say what goes wrong.
+
+    Lists are joined by commas, plus signs or blanks. Exit status: 1 if a plan goes wrong, 0 if both
+    are right, 2 if the words are off.
+    """
+    inputs = PrefillPlanInputs(
+        seq_lens=lengths("--seq-lens", seq_lens),
+        query_lens=lengths("--query-lens", query_lens),
+        compress_ratio=compress_ratio,
+        window=window,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        chunk_size=chunk_size,
+        has_compressed=has_compressed,
+    )
+    found = compare_plans(inputs)
+    if as_json:
+        typer.echo(found.json())
+    else:
+        found.show(Console(highlight=False))
+    return found.exit_status
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plans:
+    """Both plans of one batch. shipped_wrong, fixed_wrong: broken rules, one sentence each; a
+    disagreement of the two fixed planners is among the latter."""
+
+    inputs: PrefillPlanInputs
+    shipped: PlanResult
+    fixed: PlanResult
+    shipped_wrong: tuple[str, ...]
+    fixed_wrong: tuple[str, ...]
+
+    @property
+    def agree(self) -> bool:
+        return self.shipped.chunks == self.fixed.chunks
+
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.shipped_wrong or self.fixed_wrong else 0
+
+    @property
+    def case(self) -> str:
+        """The same batch as a case line of the suite prefill-plan."""
+        i = self.inputs
+        case = PrefillPlanCase(
+            seq=i.seq_lens,
+            q=i.query_lens,
+            ratio=i.compress_ratio,
+            window=i.window,
+            max_len=i.max_model_len,
+            max_tokens=i.max_num_batched_tokens,
+            chunk=i.chunk_size,
+            compressed=i.has_compressed,
+        )
+        return str(case)
+
+    def json(self) -> str:
+        """Both plans as JSON text."""
+        arguments = dataclasses.asdict(self.inputs)
+        del arguments["case"]
+        return json.dumps(
+            {
+                "arguments": arguments,
+                "case": self.case,
+                "shipped": {
+                    "rules": SHIPPED,
+                    "chunks": [dataclasses.asdict(chunk) for chunk in self.shipped.chunks],
+                    "wrong": self.shipped_wrong,
+                },
+                "fixed": {
+                    "rules": "fixed",
+                    "chunks": [dataclasses.asdict(chunk) for chunk in self.fixed.chunks],
+                    "wrong": self.fixed_wrong,
+                },
+                "agree": self.agree,
+                "exit_status": self.exit_status,
+            },
+            indent=1,
+        )
+
+    def show(self, console: Console) -> None:
+        """Prints the table and the sentences."""
+        terminal.say(console, self.case, style="dim")
+        console.print(self._table())
+        for sentence in self.shipped_wrong:
+            terminal.say(console, f"shipped ({SHIPPED}): {sentence}", style="red")
+        for sentence in self.fixed_wrong:
+            terminal.say(console, f"fixed: {sentence}", style="red")
+        if self.agree:
+            terminal.say(console, "The two plans are equal.")
+        if self.exit_status == 0:
+            terminal.say(console, "Both plans are right.", style="green")
+        elif not self.fixed_wrong:
+            terminal.say(console, "The fixed plan is right.", style="green")
+
+    def _table(self) -> Table:
+        shipped = {chunk.start: chunk for chunk in self.shipped.chunks}
+        fixed = {chunk.start: chunk for chunk in self.fixed.chunks}
+        grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        grid.add_column(f"shipped ({SHIPPED}): {_count(self.shipped)}")
+        grid.add_column("")
+        grid.add_column(f"fixed: {_count(self.fixed)}")
+        for start in sorted(shipped | fixed):
+            left, right = shipped.get(start), fixed.get(start)
+            grid.add_row(_chunk(left), "=" if left == right else "", _chunk(right))
+        return grid
+
+
+def compare_plans(inputs: PrefillPlanInputs) -> Plans:
+    """The shipped and the fixed plan of a batch, judged. WordsOff for arguments that no planner
+    accepts."""
+    from compare.judge.prefill_plan import explain
+    from compare.run import registry
+
+    try:
+        shipped, fixed, again = (
+            registry.find(name).run(inputs) for name in (SHIPPED, FIXED, FIXED_AGAIN)
+        )
+    except ValueError as error:
+        raise WordsOff(str(error)) from None
+    assert isinstance(shipped, PlanResult) and isinstance(fixed, PlanResult)
+    fixed_wrong = explain(inputs, fixed)
+    if fixed.chunks != getattr(again, "chunks", None):
+        fixed_wrong.append(f"the planners {FIXED} and {FIXED_AGAIN} disagree about this batch")
+    return Plans(
+        inputs=inputs,
+        shipped=shipped,
+        fixed=fixed,
+        shipped_wrong=tuple(explain(inputs, shipped)),
+        fixed_wrong=tuple(fixed_wrong),
+    )
+
+
+def _count(plan: PlanResult) -> str:
+    return "1 chunk" if len(plan.chunks) == 1 else f"{len(plan.chunks)} chunks"
+
+
+def _chunk(chunk: PlanChunk | None) -> Text:
+    """One chunk in a line; an empty one is marked."""
+    if chunk is None:
+        return Text("")
+    line = (
+        f"requests [{chunk.start}, {chunk.end})  tokens [{chunk.query_start}, {chunk.query_end})  "
+        f"N {chunk.compressed_rows}  M {chunk.workspace_rows}"
+    )
+    if chunk.query_end > chunk.query_start:
+        return Text(line)
+    return Text(f"{line}  EMPTY", style="red")

@@ -1,0 +1,58 @@
+"""``record``: results of a kernel, kept so that machines without it can be compared with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compare.commands.words import cases_of, catalogue_cases, command, device_of
+
+
+@command
+def record(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CASE|SUITE", help="Without any: the suite sparse-prefill."),
+    ] = None,
+    kernel: Annotated[str, typer.Option(help="The implementation to record.")] = "flash_mla",
+    out: Annotated[Path, typer.Option(help="Folder DEVICE/KERNEL of the recorded results.")] = Path(
+        "goldens/h200/flash_mla"
+    ),
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", help="Record from a tree with changes; it will say so.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Record again what is there already.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="The cases of `run --full`.")] = False,
+    device: Annotated[str | None, typer.Option(help="Where the kernel runs.")] = None,
+) -> int:
+    """Record what a kernel computes, for comparisons on machines that don't have it.
+
+    A result is kept only if the judge passes it, and only from a clean git tree. Exit status: 0 all
+    recorded, 1 some were refused, 2 the words are off, 3 the kernel isn't available.
+    """
+    from compare.tools.golden import RecordingRefused
+    from compare.tools.golden import record as record_golden
+
+    cases = cases_of(words or ["sparse-prefill"], full=full, cases_of_suite=catalogue_cases)
+    try:
+        done = record_golden(
+            kernel,
+            cases,
+            out,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            allow_dirty=allow_dirty,
+            device=None if device is None else device_of(device),
+            force=force,
+        )
+    except RecordingRefused as refusal:
+        typer.echo(str(refusal), err=True)
+        done, status = refusal.recording, 1
+    else:
+        status = 0
+    typer.echo(f"{out}: {len(done.recorded)} recorded, {len(done.kept)} kept as they were")
+    return status

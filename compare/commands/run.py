@@ -1,0 +1,109 @@
+"""``run``: the main job. Candidates on cases, judged against the oracle and a reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from compare.cases.case import Case
+from compare.commands.output import FormatsOption, OutOption, ProfileOption, ReportFiles, profile_of
+from compare.commands.words import cases_of, catalogue_cases, command, device_of
+from compare.report import console as terminal
+from compare.report.progress import JobProgress
+
+
+@command
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CASE|SUITE", help="Without any: every suite."),
+    ] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that `list` shows, MODULE:FUNCTION or FILE.py:FUNCTION; may be repeated. "
+            "Without it: all of this project's that can run here."
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="What candidates are compared with besides the oracle; `oracle` for the oracle "
+            "alone. Without it: a CUDA kernel where one runs, else recorded results."
+        ),
+    ] = None,
+    profile: ProfileOption = "calibrated",
+    report: FormatsOption = None,
+    out: OutOption = Path("crosscheck-out"),
+    pattern: Annotated[
+        str | None,
+        typer.Option("-k", help="Only cases whose line holds this; * and ? are wildcards."),
+    ] = None,
+    require: Annotated[
+        int, typer.Option(min=0, help="Fail (1) when fewer cases than this were compared.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Cases at the same time.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that one call of a candidate may take.")
+    ] = 600.0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; without it: cuda where there is one.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The full matrix, and no limits on the interpreter.")
+    ] = False,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Run each case this often; the results must be bit-equal.")
+    ] = 1,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A line for each case, and every failure.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Failures and the headline only.")
+    ] = False,
+) -> int:
+    """Compare candidates with FlashMLA and the float64 oracle.
+
+    Exit status: 0 all agree; 1 a candidate disagreed or failed; 2 the words are off; 3 something
+    asked for isn't available, a reference failed, or nothing was compared.
+    """
+    from compare.run import runner
+
+    profile = profile_of(profile)
+    report_files = ReportFiles(report, out)
+    cases = cases_of(words or [], full=full, cases_of_suite=catalogue_cases)
+    chosen = matching(cases, pattern)
+
+    with JobProgress(quiet=quiet) as progress:
+        found = runner.run(
+            chosen,
+            candidate or None,
+            reference,
+            profile=profile,
+            jobs=jobs,
+            timeout=timeout,
+            device=None if device is None else device_of(device),
+            full=full,
+            progress=progress,
+            repeat=repeat,
+        )
+    found = dataclasses.replace(found, require=require)
+    console = Console(highlight=False)
+    terminal.show(found, console, verbose=verbose, quiet=quiet)
+    if not chosen:
+        terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
+    report_files.write(found, console)
+    return found.exit_status
+
+
+def matching(cases: Sequence[Case], pattern: str | None) -> tuple[Case, ...]:
+    """The cases whose line holds `pattern`; all of them without one."""
+    if pattern is None:
+        return tuple(cases)
+    return tuple(case for case in cases if fnmatch.fnmatchcase(str(case), f"*{pattern}*"))

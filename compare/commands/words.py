@@ -1,0 +1,123 @@
+"""Reading what was written on the command line, and saying in a sentence what is wrong with it.
+
+A `WordsOff` ends the program with exit status 2, a `NotHere` with 3; neither shows a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import typer
+
+from compare.cases.case import Case, CaseError
+from compare.run.implementations import UnknownImplementation
+from compare.suites import SUITES, parse_case
+from compare.tools.golden import DamagedGolden, UnknownGolden
+
+
+class WordsOff(ValueError):
+    """The words of the command can't be understood; the message is a sentence (exit status 2)."""
+
+
+class NotHere(RuntimeError):
+    """What was asked for by name isn't available; the message is a sentence (exit status 3)."""
+
+
+def command(function: Callable[..., int]) -> Callable[..., None]:
+    """Makes a function that returns an exit status into a typer command whose expected failures
+    are sentences on stderr: 2 for words that are off, 3 for what isn't here, 130 for Ctrl-C."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            status = function(*args, **kwargs)
+        except (WordsOff, CaseError, UnknownImplementation) as error:
+            status = _say(error, 2)
+        except (NotHere, DamagedGolden, UnknownGolden) as error:
+            status = _say(error, 3)
+        except KeyboardInterrupt:
+            status = _say("interrupted", 130)
+        raise typer.Exit(status)
+
+    # The return type is the command's, not a value that typer is to print.
+    run.__annotations__ = {**function.__annotations__, "return": None}
+    return run
+
+
+def _say(sentence: object, status: int) -> int:
+    print(f"mla-crosscheck: {sentence}", file=sys.stderr)
+    return status
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that looks most like `word`."""
+    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+
+
+def one_of(option: str, word: str, known: Sequence[str]) -> str:
+    """`word` if it is known; WordsOff with the nearest one and the list otherwise."""
+    if word in known:
+        return word
+    raise WordsOff(
+        f"{option} {word}: there is no {word!r}; the nearest is {nearest(word, known)!r} "
+        f"(accepted: {', '.join(known)})"
+    )
+
+
+def device_of(word: str) -> str:
+    """`word` if it names a device: cpu, cuda or cuda:N."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", word):
+        return word
+    raise WordsOff(f"--device {word}: accepted are cpu, cuda and cuda:N, such as cuda:1")
+
+
+def comma_list(values: Iterable[str] | None) -> list[str]:
+    """The words of an option that may be repeated and may hold several words joined by commas."""
+    return [word.strip() for value in values or () for word in value.split(",") if word.strip()]
+
+
+def lengths(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers joined by commas, plus signs or blanks; ``none`` is the empty list."""
+    if text.strip() == "none":
+        return ()
+    words = [word for word in re.split(r"[,+\s]+", text.strip()) if word]
+    if not words:
+        raise WordsOff(f"{option} is empty; write whole numbers joined by commas, or none")
+    for word in words:
+        if not word.isdecimal():
+            raise WordsOff(
+                f"{option} {text}: {word!r} isn't accepted; accepted: whole numbers from 0, joined "
+                "by commas, plus signs or blanks"
+            )
+    return tuple(map(int, words))
+
+
+def cases_of(
+    words: Sequence[str], *, full: bool, cases_of_suite: Callable[[str, bool], Sequence[Case]]
+) -> tuple[Case, ...]:
+    """The cases that the words name, each once: a word with a colon is a case, one without is a
+    suite and stands for all its cases, and no word stands for every suite."""
+    found: dict[Case, None] = {}
+    for word in words or SUITES:
+        if ":" in word:
+            found[parse_case(word)] = None
+        elif word in SUITES:
+            found.update(dict.fromkeys(cases_of_suite(word, full)))
+        else:
+            raise WordsOff(
+                f"no suite is called {word!r}; the nearest is {nearest(word, SUITES)!r} "
+                "(a case is written SUITE:key=value,...)"
+            )
+    return tuple(found)
+
+
+def catalogue_cases(suite: str, full: bool) -> Sequence[Case]:
+    """The cases of a suite: those of the recorded results, or the full matrix."""
+    from compare.cases import catalogue
+
+    return catalogue.full_cases(suite) if full else catalogue.default_cases(suite)

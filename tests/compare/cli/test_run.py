@@ -1,0 +1,163 @@
+"""`run` with a runner that only notes what it was asked."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from compare.cases.catalogue import default_cases, full_cases
+from compare.judge.verdict import Status
+from compare.run import runner
+from tests.compare.cli.command_line import command_line
+from tests.compare.report.fabricated import BASE_2, CASE, UNSUPPORTED, report, row
+
+
+class FakeRunner:
+    def __init__(self) -> None:
+        self.found = report(row())
+        self.cases: list[str] = []
+        self.asked: dict = {}
+
+    def __call__(self, cases, candidates, reference, **options):
+        self.cases = [str(case) for case in cases]
+        self.asked = {"candidates": candidates, "reference": reference, **options}
+        options["progress"](1, 1, "xla")
+        return self.found
+
+
+@pytest.fixture
+def fake(monkeypatch) -> FakeRunner:
+    made = FakeRunner()
+    monkeypatch.setattr(runner, "run", made)
+    return made
+
+
+def test_without_words_every_suite_runs_with_what_fits_this_machine(fake):
+    assert command_line("run").status == 0
+    expected = [*default_cases("sparse-prefill"), *default_cases("prefill-plan")]
+    assert fake.cases == [str(case) for case in expected]
+    assert fake.asked["candidates"] is None
+    assert fake.asked["reference"] is None
+    assert fake.asked["full"] is False
+
+
+def test_suites_and_cases_are_taken_in_their_order_and_once(fake):
+    line = "sparse-prefill:s_q=7,seed=99"
+    command_line("run", line, "prefill-plan", line)
+    assert fake.cases == [line, *map(str, default_cases("prefill-plan"))]
+
+
+def test_full_takes_the_full_matrix(fake):
+    command_line("run", "sparse-prefill", "--full")
+    assert fake.cases == [str(case) for case in full_cases("sparse-prefill")]
+    assert fake.asked["full"] is True
+
+
+def test_every_option_reaches_the_runner(fake):
+    command_line(
+        *("run", CASE, "--candidate", "xla", "--candidate", "my.py:attend"),
+        *("--reference", "oracle", "--profile", "both", "--jobs", "3", "--timeout", "20"),
+        *("--device", "cuda:1", "--repeat", "50"),
+    )
+    del fake.asked["progress"]
+    assert fake.asked == {
+        "candidates": ["xla", "my.py:attend"],
+        "reference": "oracle",
+        "profile": "both",
+        "jobs": 3,
+        "timeout": 20.0,
+        "device": "cuda:1",
+        "full": False,
+        "repeat": 50,
+    }
+
+
+def test_k_keeps_the_cases_whose_line_holds_the_pattern(fake):
+    command_line("run", "sparse-prefill", "-k", "d=576*sink=mixed")
+    assert fake.cases
+    assert all("d=576" in line and "sink=mixed" in line for line in fake.cases)
+    everything = [str(case) for case in default_cases("sparse-prefill")]
+    assert len(fake.cases) == sum("d=576" in c and "sink=mixed" in c for c in everything)
+
+
+def test_a_pattern_that_is_nowhere_compares_nothing(fake):
+    fake.found = report()
+    found = command_line("run", "sparse-prefill", "-k", "no-such-thing")
+    assert (found.status, fake.cases) == (3, [])
+    assert "-k no-such-thing is in none of the" in found.out
+    assert "Nothing was compared" in found.out
+
+
+@pytest.mark.parametrize(
+    ("made", "words", "status"),
+    [
+        (report(row()), [], 0),
+        (report(row()), ["--require", "1"], 0),
+        (report(row()), ["--require", "2"], 1),
+        (report(row(), BASE_2), [], 1),
+        (report(UNSUPPORTED), [], 3),
+        (report(UNSUPPORTED), ["--require", "1"], 1),
+        (report(row(), unavailable=("pallas: no GPU",)), [], 3),
+        (report(row(), interrupted=True), [], 3),
+        (report(row(), row(Status.CRASH), interrupted=True), [], 1),
+    ],
+)
+def test_the_exit_status_is_the_report_s(fake, made, words, status):
+    fake.found = made
+    assert command_line("run", CASE, *words).status == status
+
+
+def test_a_failure_prints_case_diagnosis_worst_place_and_reproducer(fake):
+    fake.found = report(row(), BASE_2)
+    out = command_line("run", CASE).out
+    for line in (
+        f"NUMERIC my|kernels.py:attend {CASE}",
+        "  lse: 192 of 192 rows are outside 4 fp32 ulp of the oracle",
+        "  diagnosis lse-base-2: lse is 1.4427 times the oracle's: base 2",
+        "  worst lse[2, 17]: got 6.7, expected 4.644, 3.1e+05 times what is allowed there",
+        f"  reproduce: python -m compare run {CASE} --candidate 'my|kernels.py:attend' "
+        "--reference golden:h200/flash_mla",
+    ):
+        assert line in out.splitlines()
+
+
+def test_the_files_hold_the_same_run(fake, tmp_path, monkeypatch):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    fake.found = report(row(), BASE_2, UNSUPPORTED)
+    folder = tmp_path / "a" / "b"
+    found = command_line("run", CASE, "--report", "junit,md", "--report", "json", "--out", folder)
+    assert found.status == 1
+    assert json.loads((folder / "report.json").read_text())["exit_status"] == 1
+    root = ET.parse(folder / "junit.xml").getroot()
+    assert [root.get(name) for name in ("tests", "failures", "errors", "skipped")] == list("3101")
+    assert "lse-base-2" in (folder / "report.md").read_text()
+    for name in ("report.json", "junit.xml", "report.md"):
+        assert f"wrote {folder / name}" in found.out
+
+
+def test_an_interrupted_run_leaves_its_files(fake, tmp_path):
+    fake.found = report(row(), interrupted=True)
+    found = command_line("run", CASE, "--report", "json", "--out", str(tmp_path))
+    assert found.status == 3
+    assert "The run was interrupted; the report holds what was finished." in found.out
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["interrupted"] is True
+    assert len(data["rows"]) == 1
+
+
+def test_without_report_nothing_is_written(fake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command_line("run", CASE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_outside_the_run_is_a_line_and_130(monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    found = command_line("run", CASE)
+    assert found.status == 130
+    assert found.err == "mla-crosscheck: interrupted\n"
