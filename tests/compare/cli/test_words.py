@@ -1,6 +1,4 @@
 """Words that are off: exit status 2, a sentence on stderr with the nearest word, no stdout."""
-stdout.
-"""
 
 from __future__ import annotations
 
