@@ -140,3 +140,14 @@ def test_folders_of_the_working_directory_hide_neither_modules_nor_this_project(
     done = machine.start("list", cwd=here, MLA_CROSSCHECK_PYTHON=sys.executable)
     assert (done.returncode, done.stderr) == (5, "")
     assert done.stdout == f"{package / 'cli.py'} ['crosscheck', 'list']\n"
+
+
+def test_folders_of_the_working_directory_are_not_taken_for_installed_modules(machine):
+    bare = machine.script("bare/python", f'exec {sys.executable} -S "$@"')
+    here = machine.folder / "here"
+    for name in ("jax", "torch"):
+        (here / name).mkdir(parents=True)
+        (here / name / "__init__.py").touch()
+    done = machine.start("list", cwd=here, MLA_CROSSCHECK_PYTHON=bare)
+    assert done.returncode == 3
+    assert "lacks jax, jaxlib, torch, numpy," in done.stderr
