@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.prefill import backends, xla
+from jax_impl.prefill import backends, kernel_sm90, xla
 from jax_impl.prefill.arguments import D_V, check
-from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
+from jax_impl.prefill.result import SparsePrefillResult, is_traced, result_of_no_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Float32, Int32
+
+# Few, so that several tiles pass through one simulated thread block, one after another.
+INTERPRETED_CTAS = 2
 
 
 def sparse_prefill(
@@ -81,26 +87,52 @@ def sparse_prefill(
         return result_of_no_tokens(num_heads, D_V)
 
     # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
-    negative = arguments.sm_scale < 0
-    queries = -arguments.q if negative else arguments.q
+    queries = -arguments.q if arguments.sm_scale < 0 else arguments.q
     # A gather from an array without rows is an error even where every slot is a hole.
     num_kv = arguments.kv.shape[0]
     rows = arguments.kv if num_kv else jnp.zeros((1, d_qk), arguments.kv.dtype)
-    topk = arguments.indices.shape[1]
-    sink, length = arguments.attn_sink, arguments.topk_length
-    operands = (
+    attend = _ATTEND[backend]
+    return attend(
         queries,
         rows,
         arguments.indices,
-        jnp.float32(abs(arguments.sm_scale)),
-        jnp.full((num_heads,), -jnp.inf, jnp.float32) if sink is None else sink,
-        jnp.full((num_tokens,), topk, jnp.int32) if length is None else length,
+        abs(arguments.sm_scale),
+        arguments.attn_sink,
+        arguments.topk_length,
+        num_kv=num_kv,
     )
-    return _ATTEND[backend](*operands, num_kv=num_kv)
 
 
-def _attend_xla(*operands: jax.Array, num_kv: int) -> SparsePrefillResult:
-    return xla.attend(*operands, num_kv=num_kv)
+def _attend_xla(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
+    return xla.attend(q, kv, indices, np.float32(scale), sink, length, num_kv=num_kv)
 
 
-_ATTEND = {"xla": _attend_xla}
+def _attend_pallas(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
+    config = kernel_sm90.Config.for_device(jax.devices()[0])
+    return kernel_sm90.attend(
+        q, kv, indices, _base2(scale), sink, length, num_kv=num_kv, config=config
+    )
+
+
+def _attend_interpreted(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
+    arrays = (q, kv, indices, sink, length)
+    if not is_traced(*arrays):
+        arrays = jax.device_put(arrays, jax.local_devices(backend="cpu")[0])
+    q, kv, indices, sink, length = arrays
+    return kernel_sm90.attend(
+        q, kv, indices, _base2(scale), sink, length, num_kv=num_kv,
+        config=kernel_sm90.Config(num_ctas=INTERPRETED_CTAS),
+        interpret=plgpu.InterpretGPUParams(),
+    )  # fmt: skip
+
+
+def _base2(scale: float) -> np.ndarray:
+    """The kernel's scale: from q.k to base-2 logits, on the host so that it costs no launch."""
+    return np.full((1,), scale * math.log2(math.e), np.float32)
+
+
+_ATTEND = {
+    "xla": _attend_xla,
+    "pallas": _attend_pallas,
+    "pallas-interpret": _attend_interpreted,
+}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 BACKENDS = ("auto", "xla", "pallas", "pallas-interpret")
@@ -9,8 +11,8 @@ BACKENDS = ("auto", "xla", "pallas", "pallas-interpret")
 _HOPPER = "9.0"
 
 
-def unsupported_reason(backend: str, device: jax.Device | None = None) -> str | None:
-    """Why `backend` can't run on `device` (default: JAX's first one), or None if it can.
+def unsupported_reason(backend: str, device: Any = None) -> str | None:
+    """Why `backend` can't run on `device` (a jax.Device; default: JAX's first), or None if it can.
 
     Raises ValueError for a name that is not in BACKENDS.
     """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Float32
@@ -38,4 +38,4 @@ def result_of_no_tokens(num_heads: int, d_v: int) -> SparsePrefillResult:
 
 def is_traced(*values: object) -> bool:
     """Whether any of the values stands for data that is not known yet (inside jit, vmap, ...)."""
-    return any(isinstance(value, jax.core.Tracer) for value in values)
+    return any(isinstance(value, Tracer) for value in values)

@@ -35,12 +35,15 @@ def attend(
     kv: BFloat16[Array, "S D"],
     indices: Int32[Array, "T K"],
     scale: Float32[Array, ""],
-    sink: Float32[Array, " H"],
-    length: Int32[Array, " T"],
+    sink: Float32[Array, " H"] | None,
+    length: Int32[Array, " T"] | None,
     *,
     num_kv: int,
 ) -> SparsePrefillResult:
     """All tokens. scale >= 0; kv has at least one row, of which the first num_kv count."""
+    (num_tokens, num_heads, _), topk = q.shape, indices.shape[1]
+    sink = jnp.full((num_heads,), -jnp.inf, jnp.float32) if sink is None else sink
+    length = jnp.full((num_tokens,), topk, jnp.int32) if length is None else length
 
     def run(operand_dtype: jnp.dtype, block: int) -> SparsePrefillResult:
         token = functools.partial(
@@ -52,7 +55,7 @@ def attend(
     # and a batch of tokens gains nothing there.
     return lax.platform_dependent(
         cpu=lambda: run(jnp.float32, 1),
-        default=lambda: run(jnp.bfloat16, _block_size(indices.shape[1], q.shape[2])),
+        default=lambda: run(jnp.bfloat16, _block_size(topk, q.shape[2])),
     )
 
 

@@ -1,0 +1,35 @@
+"""How arrays are spread over the 128 threads of a warpgroup.
+
+A kernel body names these layouts; Pallas' interpreter has no threads and ignores them.
+"""
+
+from __future__ import annotations
+
+from jax.experimental.mosaic.gpu import fragmented_array
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+# A 64-row accumulator of the tensor core, and what is left of it after a reduction over its
+# columns (one value a row) or over its rows (one value a column).
+MATRIX = plgpu.Layout.WGMMA
+ROW = MATRIX.reduce(1)
+COLUMN = MATRIX.reduce(0)
+
+# One value that all threads hold.
+SCALAR = plgpu.Layout.WG_SPLAT
+
+# One value per key of a 64-key block: eight neighbouring threads share a key, because the
+# eight of them copy its row (16 bytes each), and a thread serves keys 16 apart.
+KEYS_PER_STEP = 16
+THREADS_PER_KEY = 8
+KEY = plgpu.Layout.TILED(
+    fragmented_array.Tiling(((64,), (16,), (4,), (1,))),
+    warp_dims=(-3,),
+    lane_dims=(-2, fragmented_array.Replicated(THREADS_PER_KEY)),
+    vector_dim=-1,
+)
+
+# Matrices in shared memory as the tensor core reads them: tiles of 8 rows by 64 bfloat16
+# columns, 128 bytes a row, the 16-byte pieces of a row permuted by its number.
+MATMUL_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+TILE_COLUMNS = 64
+TILE_BYTES = 1024

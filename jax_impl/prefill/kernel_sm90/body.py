@@ -1,0 +1,34 @@
+"""The kernel's body: one thread block, three warpgroups, one role each.
+
+The body and everything it calls are the same on a GPU and under Pallas' interpreter. What only
+hardware can do is behind `seams`, a module with one body for each.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jax_impl.prefill.kernel_sm90 import consumers, producer
+from jax_impl.prefill.kernel_sm90.config import Config
+from jax_impl.prefill.kernel_sm90.context import Context, Gmem, Smem
+from jax_impl.prefill.kernel_sm90.problem import Problem
+
+CTA_AXIS = "cta"
+ROLE_AXIS = "role"
+ROLES = (consumers.even_consumer, consumers.odd_consumer, producer.produce)
+
+
+def sparse_prefill_body(
+    problem: Problem, config: Config, seams: ModuleType, gmem: Gmem, smem: Smem
+) -> None:
+    """All tiles of one thread block."""
+    context = Context(problem, config, seams, gmem, smem, cta=lax.axis_index(CTA_AXIS))
+    seams.initialise_barriers(smem.barriers)
+    for number, role in enumerate(ROLES):
+
+        @pl.when(lax.axis_index(ROLE_AXIS) == number)
+        def _play(role=role) -> None:
+            role(context)

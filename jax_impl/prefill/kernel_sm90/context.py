@@ -1,0 +1,98 @@
+"""What every part of the kernel's body is handed: its extents, its memory, its seams."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jax_impl.prefill.kernel_sm90.config import Config
+from jax_impl.prefill.kernel_sm90.problem import PAIR_KEYS, TILE_HEADS, Problem
+
+I32 = jnp.int32
+
+
+class Gmem(NamedTuple):
+    """The operands and results in global memory."""
+
+    q: Any  # [T, H, D] bfloat16
+    kv: Any  # [S, D] bfloat16
+    indices: Any  # [T, K] int32
+    length: Any  # [T] int32
+    sink: Any  # [H] float32, base-e logits
+    scale: Any  # [1] float32, the factor from q.k to base-2 logits
+    out: Any  # [T, H, 512] bfloat16
+    max_logits: Any  # [T, H] float32
+    lse: Any  # [T, H] float32
+
+
+class Smem(NamedTuple):
+    """Shared memory of one thread block."""
+
+    q: tuple[Any, Any]  # [64, 256] and [64, D - 256] bfloat16: two copies, each contiguous
+    kv: Any  # [slot, key, D] bfloat16
+    mask: Any  # [slot, key] float32: 0 for a key, -inf for a hole
+    liveness: Any  # [tile parity, key] float32: 0 where a slot of the tile held a key
+    mailbox: Any  # [MAILBOXES, 256] float32: two words per thread
+    q_ready: Any  # barriers of the two parts of q
+    barriers: Any  # see barriers.py
+    weights: tuple[Any, ...]  # [parity, 64, 64] bfloat16, or nothing if kept in the rope columns
+
+
+# Mailboxes. Both consumers assign rows to threads alike, so a box is private to a thread of
+# either.
+REFERENCE = (0, 1)  # of the weights that the even (odd) consumer has just made
+TOTAL = (2, 3)
+MAXIMUM = 4
+MAILBOXES = 5
+
+
+class Tile(NamedTuple):
+    """64 heads of one token."""
+
+    number: Any
+    token: Any
+    first_head: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Everything that the roles of one thread block share."""
+
+    problem: Problem
+    config: Config
+    seams: ModuleType
+    gmem: Gmem
+    smem: Smem
+    cta: Any
+
+    @property
+    def num_ctas(self) -> int:
+        return self.config.ctas_for(self.problem)
+
+    def num_own_tiles(self) -> Any:
+        """Tiles of this thread block: its own number, and every num_ctas-th after it."""
+        return lax.div(self.problem.num_tiles - self.cta + self.num_ctas - 1, I32(self.num_ctas))
+
+    def tile(self, number: Any) -> Tile:
+        """Tiles of a token follow one another, so that they run at the same time."""
+        head_tiles = I32(self.problem.head_tiles)
+        return Tile(
+            number=number,
+            token=lax.div(number, head_tiles),
+            first_head=lax.rem(number, head_tiles) * TILE_HEADS,
+        )
+
+    def own_tile(self, i: Any) -> Tile:
+        return self.tile(self.cta + i * self.num_ctas)
+
+    def length(self, token: Any) -> Any:
+        """Slots of the token that may hold keys; never more than its row has."""
+        return jnp.clip(self.gmem.length[token], 0, self.problem.topk)
+
+    def num_pairs(self, length: Any) -> Any:
+        """Pairs of blocks to walk over: at least one, so that every tile has an epilogue."""
+        return jnp.maximum(lax.div(length + (PAIR_KEYS - 1), I32(PAIR_KEYS)), 1)

@@ -1,0 +1,129 @@
+"""Pads a problem to what the kernel's tiles want, launches it, and strips the padding."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jax_impl.prefill.kernel_sm90 import seams_cuda, seams_interpret
+from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, ROLE_AXIS, ROLES, sparse_prefill_body
+from jax_impl.prefill.kernel_sm90.config import Config, check_smem
+from jax_impl.prefill.kernel_sm90.context import MAILBOXES, Gmem, Smem
+from jax_impl.prefill.kernel_sm90.problem import (
+    BLOCK_KEYS,
+    D_V,
+    PAIR_KEYS,
+    SIDE_COLUMNS,
+    SIDES,
+    TILE_HEADS,
+    Problem,
+)
+from jax_impl.prefill.result import SparsePrefillResult
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, BFloat16, Float32, Int32
+
+# No sum crosses a warp, so Pallas needs no memory for it; what it would reserve is the
+# difference between fitting and not for D = 576.
+_REDUCTION_BYTES = 0
+
+
+@functools.partial(jax.jit, static_argnames=("num_kv", "config", "interpret"))
+def attend(
+    q: BFloat16[Array, "T H D"],
+    kv: BFloat16[Array, "S D"],
+    indices: Int32[Array, "T K"],
+    base2_scale: Float32[Array, " 1"],
+    sink: Float32[Array, " H"] | None,
+    length: Int32[Array, " T"] | None,
+    *,
+    num_kv: int,
+    config: Config = Config(),  # noqa: B008  (frozen)
+    interpret: Any = None,
+) -> SparsePrefillResult:
+    """One launch, T >= 1. kv has at least one row, of which the first num_kv count.
+
+    base2_scale: log2(e) times the non-negative softmax scale; an operand, so that another
+    scale runs the same program. interpret: plgpu.InterpretGPUParams, or None for the GPU.
+    """
+    num_tokens, num_heads, d_qk = q.shape
+    topk = indices.shape[1]
+    # One program for every combination of optional arguments: an absent sink is one of -inf,
+    # an absent length is the width of the list.
+    sink = jnp.full((num_heads,), -jnp.inf, jnp.float32) if sink is None else sink
+    length = jnp.full((num_tokens,), topk, jnp.int32) if length is None else length
+    q = _pad(q, axis=1, multiple=TILE_HEADS, value=0)
+    sink = _pad(sink, axis=0, multiple=TILE_HEADS, value=-jnp.inf)
+    indices = _pad(indices, axis=1, multiple=PAIR_KEYS, value=-1)
+
+    problem = Problem(
+        num_tokens=num_tokens,
+        num_heads=q.shape[1],
+        d_qk=d_qk,
+        num_kv=num_kv,
+        topk=indices.shape[1],
+    )
+    kernel = build(problem, config, interpret)
+    result = SparsePrefillResult(*kernel(q, kv, indices, length, sink, base2_scale))
+    return jax.tree.map(lambda x: x[:, :num_heads], result)
+
+
+def build(problem: Problem, config: Config, interpret: Any) -> Any:
+    """The kernel as a function of (q, kv, indices, length, sink, base2_scale)."""
+    seams = seams_cuda if interpret is None else seams_interpret
+    scratch = scratch_types(problem, seams)
+    if interpret is None:
+        check_smem(scratch, reserved=_REDUCTION_BYTES)
+
+    def body(*refs: Any) -> None:
+        *gmem, smem = refs
+        sparse_prefill_body(problem, config, seams, Gmem(*gmem), smem)
+
+    rows = (problem.num_tokens, problem.num_heads)
+    return plgpu.kernel(
+        body,
+        out_type=[
+            jax.ShapeDtypeStruct((*rows, D_V), jnp.bfloat16),
+            jax.ShapeDtypeStruct(rows, jnp.float32),
+            jax.ShapeDtypeStruct(rows, jnp.float32),
+        ],
+        scratch_types=[scratch],
+        grid=(config.ctas_for(problem),),
+        grid_names=(CTA_AXIS,),
+        num_threads=len(ROLES),
+        thread_name=ROLE_AXIS,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            reduction_scratch_bytes=_REDUCTION_BYTES,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+        ),
+        **({} if interpret is None else {"interpret": interpret}),
+    )
+
+
+def scratch_types(problem: Problem, seams: Any) -> Smem:
+    matrix = seams.matmul_scratch
+    widths = (SIDE_COLUMNS, problem.d_qk - SIDE_COLUMNS)
+    weights = () if problem.weights_in_rope else (matrix((2, TILE_HEADS, BLOCK_KEYS)),)
+    return Smem(
+        q=tuple(matrix((TILE_HEADS, width)) for width in widths),
+        kv=matrix((2, BLOCK_KEYS, problem.d_qk)),
+        mask=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
+        liveness=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
+        mailbox=plgpu.SMEM((MAILBOXES, 2 * 128), jnp.float32),
+        q_ready=plgpu.Barrier(num_barriers=len(SIDES)),
+        barriers=seams.barrier_scratch(),
+        weights=weights,
+    )
+
+
+def _pad(array: jax.Array, *, axis: int, multiple: int, value: float) -> jax.Array:
+    missing = -array.shape[axis] % multiple
+    if not missing:
+        return array
+    widths = [(0, missing if a == axis else 0) for a in range(array.ndim)]
+    return jnp.pad(array, widths, constant_values=value)
