@@ -119,7 +119,8 @@ def _attend(
     if inputs.attn_sink is not None:
         weight = L + torch.exp(inputs.attn_sink.double() - reference)
     out = (p @ values) / weight[..., None]  # t H Dv
-    spread = torch.sqrt(p.square() @ values.square().sum(-1)[..., None])[..., 0]  # t H
+    norms = torch.linalg.vector_norm(values, dim=-1)  # t K
+    spread = torch.sqrt(p.square() @ norms.square()[..., None])[..., 0]  # t H
     return (
         out.masked_fill(empty[..., None], 0.0),
         _max_without_nan(scores.masked_fill(~valid, -math.inf)) if variant.needs_raw_max else m,

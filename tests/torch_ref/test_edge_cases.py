@@ -113,8 +113,9 @@ def test_smallest_sizes(run, make, T, S, K):
 def test_nan_outside_the_referenced_rows_never_shows(run, make):
     call = make.random(S=50)
     call.kv[30:] = NAN
-    call.indices[:] = call.indices.clamp(-5, 29)
-    call.indices[:, 3] = 60  # past kv: invalid, and row 0 must not stand in with a NaN either
+    call.kv[0] = NAN  # the row that a masked index would be read from
+    call.indices[:] = call.indices.clamp(1, 29)
+    call.indices[:, 2:4] = make.int32([-1, 60])
     call.indices[:, 4] = 45
     call = call.but(topk_length=make.int32([4] * 3))
     for tensor in run(call):

@@ -71,6 +71,12 @@ def test_a_zero_query_request_that_does_not_fit_splits_the_chunk(between, chunk_
     )
 
 
+def test_a_zero_query_request_inside_a_chunk_widens_the_gathered_rows_too():
+    # Without compressed keys: 7 rows of window for the one between, 2 for its neighbours.
+    chunks = plan([2, 64, 2], [2, 0, 2], compress_ratio=1)
+    assert chunks == (PrefillChunk(0, 3, 0, 7, 0, 4),)
+
+
 def test_a_trailing_zero_query_request_sizes_nothing():
     assert plan([12, 64], [5, 0], chunk_size=4) == (PrefillChunk(0, 1, 3, 15, 0, 5),)
 
@@ -84,6 +90,18 @@ def test_area_equal_to_the_limit_still_joins():
 
 def test_one_request_over_the_limit_has_its_own_chunk():
     assert plan([400, 8, 8], [300, 2, 2])[0] == PrefillChunk(0, 1, 100, 407, 0, 300)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({"max_model_len": 65, "chunk_size": 3}, 123),  # 3 * (17 + 8 + 16)
+        ({"compress_ratio": 1}, 24),
+        ({"compress_ratio": 1, "has_compressed": True}, 88),
+    ],
+)
+def test_the_area_limit_rounds_compressed_rows_up(changes, rows):
+    assert workspace_area_limit(**(EXAMPLE | changes)) == rows
 
 
 def test_lengths_of_the_parts():
@@ -129,7 +147,11 @@ def batches(draw, *, zeros: bool = True):
         queries = st.one_of(st.just(0), queries)
     query_lens = draw(st.lists(queries, max_size=24))
     prefixes = draw(
-        st.lists(st.integers(0, 400), min_size=len(query_lens), max_size=len(query_lens))
+        st.lists(
+            st.one_of(st.just(0), st.integers(0, 20), st.integers(0, 400)),
+            min_size=len(query_lens),
+            max_size=len(query_lens),
+        )
     )
     options: dict[str, Any] = {
         "compress_ratio": draw(st.sampled_from([0, 1, 2, 4, 128])),
