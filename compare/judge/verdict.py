@@ -13,6 +13,7 @@ class Status(enum.Enum):
     PASS = "PASS"
     NUMERIC = "NUMERIC"  # outside the tolerance
     SPECIAL = "SPECIAL"  # NaN, +inf, -inf or an exact value at the wrong place
+    PLAN = "PLAN"  # a prefill plan breaks one of its rules
     SHAPE = "SHAPE"
     DTYPE = "DTYPE"
     ERROR = "ERROR"  # it raised

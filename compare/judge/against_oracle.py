@@ -1,0 +1,239 @@
+"""One result against the oracle: shares of the calibrated bounds, the worst places, metrics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from compare.judge.evidence import Rows, places_of, row_norm
+from compare.judge.metrics import Distance, round_to_bfloat16, to_float64, ulp_distance
+from compare.judge.result_view import ResultView
+from compare.judge.tolerance import (
+    EXACT_LSE_ULPS,
+    FEW_ROWS,
+    FLASHMLA,
+    TENSOR_ROUNDING,
+    tensor_bound,
+    ulp,
+)
+from compare.judge.verdict import TensorMetrics, Worst
+
+
+class AgainstOracle:
+    """Fed with blocks of rows; then `shares`, `worst`, `failures` and `metrics` are known."""
+
+    def __init__(self, view: ResultView, *, exact: bool) -> None:
+        """exact: the inputs are made so that nothing rounds; see tolerance.py."""
+        self.view = view
+        self.exact = exact
+        self.distances = {name: Distance(name, rule) for name, rule in FLASHMLA.items()}
+        if view.result.max_logits is None:
+            del self.distances["max_logits"]
+        self.shares = dict.fromkeys(self.distances, 0.0)
+        self.worst: dict[str, Worst] = {}
+        self.judged = 0
+        self._allowed: dict[str, str] = {}
+        self._tokens: list[np.ndarray] = []
+        self._token_shares: list[np.ndarray] = []
+        self._error = self._torch_error = self._expected = self._floor = 0.0
+        self._out_rows = 0
+
+    def add(self, rows: Rows) -> None:
+        """One block. Rows with a special value due take part in the metrics only."""
+        heads = self.view.heads
+        places = places_of(rows.tokens, heads)
+        kinds = rows.kinds
+        self.judged += len(places)
+        per_row = np.zeros(len(places))
+        for name, got in self.view.statistics(rows.tokens).items():
+            expected = getattr(rows.oracle, name)
+            skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
+            self.distances[name].add(got.ravel(), expected.ravel(), places, skip.ravel())
+            compared = ~(kinds.undefined | kinds.nan_score | kinds.empty[:, None])
+            compared &= np.isfinite(got)
+            share = self._statistic(name, got, rows, compared).ravel()
+            per_row = np.maximum(per_row, share)
+
+        at, out = self.view.out(rows.tokens)
+        expected = rows.oracle.out.reshape(len(places), -1)[at]
+        self.distances["out"].add(out, expected, places[at], kinds.undefined.ravel()[at])
+        compared = ~(kinds.undefined | kinds.nan_out | kinds.zero_out).ravel()[at]
+        share = self._out(out, expected, rows, at, compared)
+        per_row[at] = np.maximum(per_row[at], share)
+
+        self._tokens.append(rows.tokens)
+        self._token_shares.append(per_row.reshape(-1, heads).max(axis=1))
+
+    def _statistic(
+        self, name: str, got: np.ndarray, rows: Rows, compared: np.ndarray
+    ) -> np.ndarray:
+        expected = getattr(rows.oracle, name)
+        bound = getattr(rows.bounds, name)
+        if self.exact:
+            bound = EXACT_LSE_ULPS * ulp(expected) if name == "lse" else np.zeros_like(expected)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            error = np.abs(got.astype(np.float64) - expected)
+            share = np.where(compared & (error > 0.0), error / bound, 0.0)
+        worst = np.unravel_index(share.argmax(), share.shape)
+        if share[worst] > self.shares[name]:
+            self.shares[name] = float(share[worst])
+            self.worst[name] = Worst(
+                tensor=name,
+                index=(int(rows.tokens[worst[0]]), int(worst[1])),
+                got=float(got[worst]),
+                expected=float(expected[worst]),
+                share=float(share[worst]),
+            )
+            rule = "2 ulp of ln(count)" if self.exact else "2 x torch + 4 ulp + drift"
+            if self.exact and name == "max_logits":
+                rule = "exact data: 0"
+            self._allowed[name] = (
+                f"the error is {error[worst]:.3g}, allowed is {bound[worst]:.3g} ({rule})"
+            )
+        return share
+
+    def _out(
+        self,
+        out: np.ndarray,
+        expected: np.ndarray,
+        rows: Rows,
+        at: np.ndarray,
+        compared: np.ndarray,
+    ) -> np.ndarray:
+        got = to_float64(out)
+        difference = np.where(np.isfinite(got) & compared[:, None], got - expected, 0.0)
+        error = row_norm(difference)
+        bound = rows.bounds.out.ravel()[at]
+        if self.exact:
+            rounded = round_to_bfloat16(expected)
+            steps = ulp_distance(out, rounded)
+            steps = np.where(compared[:, None] & np.isfinite(got), steps, 0)
+            error, bound = steps.max(axis=1, initial=0).astype(np.float64), np.zeros(len(at))
+            expected = to_float64(rounded)
+            difference = steps.astype(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.where(compared & (error > 0.0), error / bound, 0.0)
+        if len(share):
+            self._keep_worst_row(share, error, bound, difference, got, expected, rows, at)
+        if not self.exact and compared.any():
+            self._out_rows += int(np.count_nonzero(compared))
+            self._error += float(np.sum(error[compared] ** 2))
+            self._torch_error += float(np.sum(rows.torch_error.ravel()[at][compared] ** 2))
+            self._expected += float(np.sum(expected[compared] ** 2))
+            self._floor += float(np.sum(rows.bounds.out_floor.ravel()[at][compared] ** 2))
+        return share
+
+    def _keep_worst_row(
+        self,
+        share: np.ndarray,
+        error: np.ndarray,
+        bound: np.ndarray,
+        difference: np.ndarray,
+        got: np.ndarray,
+        expected: np.ndarray,
+        rows: Rows,
+        at: np.ndarray,
+    ) -> None:
+        row = int(share.argmax())
+        if share[row] <= self.shares["out"]:
+            return
+        column = int(np.abs(difference[row]).argmax())
+        token, head = divmod(int(at[row]), self.view.heads)
+        self.shares["out"] = float(share[row])
+        self.worst["out"] = Worst(
+            tensor="out",
+            index=(int(rows.tokens[token]), head, column),
+            got=float(got[row, column]),
+            expected=float(expected[row, column]),
+            share=float(share[row]),
+        )
+        if self.exact:
+            self._allowed["out"] = (
+                f"the row is up to {int(error[row])} bfloat16 ulp off, allowed is none (exact data)"
+            )
+            return
+        torch_error = float(rows.torch_error[token, head])
+        self._allowed["out"] = (
+            f"the row's error is {error[row]:.3g}, allowed is {bound[row]:.3g} "
+            f"(2 x torch's {torch_error:.3g} + 2^-8 p2)"
+        )
+
+    @property
+    def tensor_share(self) -> float:
+        """The relative L2 error of out as a share of its bound; 0 under FEW_ROWS rows."""
+        if self.exact or self._out_rows < FEW_ROWS or self._error == 0.0:
+            return 0.0
+        if self._expected == 0.0:
+            return math.inf
+        return self._rel_l2 / self._rel_l2_bound
+
+    @property
+    def _rel_l2(self) -> float:
+        return math.sqrt(self._error / self._expected)
+
+    @property
+    def _rel_l2_bound(self) -> float:
+        floor = math.sqrt(self._floor / self._expected)
+        return tensor_bound(math.sqrt(self._torch_error / self._expected)) + floor
+
+    @property
+    def share(self) -> float:
+        """The largest share of any bound that this result uses."""
+        return max(*self.shares.values(), self.tensor_share)
+
+    @property
+    def calibrated_failures(self) -> dict[str, str]:
+        """A sentence for each tensor outside the calibrated bounds."""
+        failures = {}
+        for name in ("out", "max_logits", "lse"):
+            if self.shares.get(name, 0.0) > 1.0:
+                worst = self.worst[name]
+                place = ", ".join(map(str, worst.index))
+                failures[name] = (
+                    f"{name}[{place}] is {worst.got:.7g}, expected {worst.expected:.7g}; "
+                    f"{self._allowed[name]}"
+                )
+        if self.tensor_share > 1.0 and "out" not in failures:
+            failures["out"] = (
+                f"out as a whole has the relative L2 error {self._rel_l2:.3g}, allowed is "
+                f"{self._rel_l2_bound:.3g} (2 x torch + 2^{round(math.log2(TENSOR_ROUNDING))})"
+            )
+        return failures
+
+    @property
+    def flashmla_failures(self) -> dict[str, str]:
+        """A sentence for each tensor outside FlashMLA's own tolerances."""
+        return flashmla_failures(self.distances, "the oracle")
+
+    @property
+    def metrics(self) -> dict[str, TensorMetrics]:
+        return {name: distance.metrics() for name, distance in self.distances.items()}
+
+    def suspects(self, most: int) -> list[int]:
+        """The tokens with the largest shares, largest first."""
+        if not self._tokens:
+            return []
+        tokens, shares = np.concatenate(self._tokens), np.concatenate(self._token_shares)
+        return [int(tokens[i]) for i in np.argsort(-shares, kind="stable")[:most]]
+
+
+def flashmla_failures(distances: dict[str, Distance], other: str) -> dict[str, str]:
+    """FlashMLA's rule on collected distances: abs OR rel of each element, and the cosine."""
+    failures = {}
+    for name, distance in distances.items():
+        rule = distance.tolerance
+        if distance.worst_use >= 1.0 and distance.worst_at is not None:
+            got, expected = distance.worst_values
+            place = ", ".join(map(str, distance.worst_at))
+            failures[name] = (
+                f"{name}[{place}] is {got:.7g}, {other} has {expected:.7g}; FlashMLA's tests allow "
+                f"abs {rule.absolute:g} or rel {rule.relative:.3g} "
+                f"({distance.elements - distance.matching} elements outside)"
+            )
+        elif abs(distance.cosine_difference) > rule.cosine:
+            failures[name] = (
+                f"the cosine difference of {name} to {other} is {distance.cosine_difference:.3g}; "
+                f"FlashMLA's tests allow {rule.cosine:g}"
+            )
+    return failures

@@ -1,0 +1,60 @@
+"""Which key a row lacks or has too many, read from its own sums: possible on data=exact alone.
+
+There every visible key has weight 1 and V holds integers, so count * out is the sum of the keys
+that a row used, and exp(lse) their number. A sum that is one key away from the right one names it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+
+from compare.judge.evidence import Evidence
+from compare.judge.metrics import to_float64
+from compare.judge.result_view import ResultView
+from compare.judge.verdict import Worst
+
+
+def key_difference(evidence: Evidence, view: ResultView, worst: Worst) -> list[str]:
+    """A sentence about the worst row of out where one missing or foreign key explains it."""
+    token, head = worst.index[:2]
+    tokens = np.array([token])
+    at, out = view.out(tokens)
+    got = to_float64(out[at == head])[0]
+    with np.errstate(over="ignore"):
+        count = float(np.exp(np.float64(view.result.lse[token, head])))
+    oracle = evidence.oracle(tokens)
+    right_count = round(float(np.exp(oracle.lse[0, head])))
+    if not np.isfinite(got).all() or not abs(count - right_count) < 1.5:
+        return []
+    used = round(count)
+    difference = got * used - oracle.out[0, head] * right_count
+    # out was rounded to bfloat16, so each sum is known to half a bfloat16 ulp times the count.
+    slack = np.abs(got) * used * 2.0**-8 + 1e-6
+    named = evidence.inputs.indices[token]
+    valid = evidence.keys.valid(tokens)[0]
+    place = f"out[{token}, {head}]"
+    if used == right_count - 1:
+        slot = _slot_of(evidence, named, valid, -difference, slack)
+        return [] if slot is None else [f"{place} lacks key {named[slot]} of slot {slot}"]
+    if used == right_count + 1:
+        slot = _slot_of(evidence, named, np.ones_like(valid), difference, slack)
+        if slot is not None:
+            why = "" if valid[slot] else ", which is past the row's length"
+            return [f"{place} counts key {named[slot]} of slot {slot}{why} once too often"]
+    return []
+
+
+def _slot_of(
+    evidence: Evidence,
+    named: np.ndarray,
+    among: np.ndarray,
+    wanted: Float64[np.ndarray, " Dv"],
+    slack: Float64[np.ndarray, " Dv"],
+) -> int | None:
+    """The first of the slots `among` whose value is `wanted`; None if there isn't one key alone."""
+    kv = evidence.inputs.kv
+    slots = np.flatnonzero(among & (named >= 0) & (named < len(kv)))
+    values = to_float64(kv[named[slots], : len(wanted)])
+    fits = slots[(np.abs(values - wanted) <= slack).all(axis=1)]
+    return int(fits[0]) if len(set(named[fits].tolist())) == 1 else None

@@ -1,0 +1,15 @@
+"""The judge of each suite."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from compare.judge import prefill_plan, sparse_prefill
+
+JUDGES: dict[str, ModuleType] = {
+    "sparse-prefill": sparse_prefill,
+    "prefill-plan": prefill_plan,
+}
+"""By suite: a module with judge(inputs, candidate, reference, *, profile, evidence); where evidence is
+worth sharing among candidates, with a class Evidence(inputs, device) too.
+"""

@@ -1,0 +1,231 @@
+"""The rules P1 to P7 of a prefill plan, as arithmetic on its chunks; docs/planning-rules.md.
+
+Written from the rules and not from a planner: only P5 builds a plan, the shipped greedy one, which
+every plan must equal where no request is without query tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import accumulate
+
+from compare.cases.inputs import PrefillPlanInputs
+from compare.run.result import PlanChunk
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A rule that a plan breaks: P1..P7, or "form" for a chunk that isn't one. chunk: its number."""
+
+    rule: str
+    chunk: int | None
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the rules need of a batch: comp_i and gather_i of each request and the area limit, all
+    in workspace rows, and the first token of each request.
+    """
+
+    compressed: tuple[int, ...]
+    gather: tuple[int, ...]
+    limit: int
+    first_token: tuple[int, ...]
+
+    def area(self, start: int, end: int) -> int:
+        """(e - s) * (max comp + max gather) of the requests [start, end)."""
+        return (end - start) * (max(self.compressed[start:end]) + max(self.gather[start:end]))
+
+
+def sizes(inputs: PrefillPlanInputs) -> Sizes:
+    """comp = floor(seq / ratio), gather = q + clamp(seq - q, 0, window - 1), and
+    A_max = chunk_size (ceil(max_model_len / ratio) + window + max_num_batched_tokens); without a
+    compressed region (ratio <= 1 unless has_compressed says so) its two terms are 0.
+    """
+    ratio, window = inputs.compress_ratio, inputs.window
+    has_compressed = ratio > 1 if inputs.has_compressed is None else inputs.has_compressed
+    pairs = list(zip(inputs.seq_lens, inputs.query_lens, strict=True))
+    most = -(-inputs.max_model_len // ratio) if has_compressed else 0
+    return Sizes(
+        compressed=tuple(seq // ratio if has_compressed else 0 for seq, _ in pairs),
+        gather=tuple(q + min(max(seq - q, 0), window - 1) for seq, q in pairs),
+        limit=inputs.chunk_size * (most + window + inputs.max_num_batched_tokens),
+        first_token=(0, *accumulate(q for _, q in pairs)),
+    )
+
+
+def violations(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list[Violation]:
+    """Every broken rule, in the order of the chunks."""
+    found = [v for i, chunk in enumerate(chunks) for v in _form(inputs, i, chunk)]
+    if found:
+        return found
+    known = sizes(inputs)
+    for i, chunk in enumerate(chunks):
+        found += _zeros(inputs, i, chunk)
+        found += _workspace(known, i, chunk)
+        found += _needless_split(inputs, known, i, chunk)
+    found += _coverage(inputs, chunks)
+    if all(inputs.query_lens) and not found:
+        found += _equals_shipped(inputs, chunks)
+    return found
+
+
+def shipped_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
+    """The greedy plan over all requests, zero-query ones included, as vLLM 0.33.0 makes it."""
+    known, n = sizes(inputs), len(inputs.query_lens)
+    plan: list[PlanChunk] = []
+    start = 0
+    while start < n:
+        end = start + 1
+        while end < n and known.area(start, end + 1) <= known.limit:
+            end += 1
+        N = max(known.compressed[start:end])
+        plan.append(
+            PlanChunk(
+                start=start,
+                end=end,
+                compressed_rows=N,
+                workspace_rows=N + max(known.gather[start:end]),
+                query_start=known.first_token[start],
+                query_end=known.first_token[end],
+            )
+        )
+        start = end
+    return tuple(plan)
+
+
+def _named(i: int, chunk: PlanChunk) -> str:
+    span = f"request {chunk.start}" if chunk.end == chunk.start + 1 else ""
+    return f"chunk {i} ({span or f'requests {chunk.start} to {chunk.end - 1}'})"
+
+
+def _form(inputs: PrefillPlanInputs, i: int, chunk: PlanChunk) -> list[Violation]:
+    """The range lies in the batch and the token range is that of its requests."""
+    n = len(inputs.query_lens)
+
+    def say(sentence: str) -> list[Violation]:
+        return [Violation(rule="form", chunk=i, sentence=sentence)]
+
+    if not 0 <= chunk.start < chunk.end <= n:
+        return say(
+            f"chunk {i} has the requests [{chunk.start}, {chunk.end}) of {n}; a chunk is a "
+            "range of at least one request"
+        )
+    first = (0, *accumulate(inputs.query_lens))
+    due = (first[chunk.start], first[chunk.end])
+    if (chunk.query_start, chunk.query_end) != due:
+        return say(
+            f"{_named(i, chunk)} has the tokens [{chunk.query_start}, {chunk.query_end}); its "
+            f"requests have [{due[0]}, {due[1]})"
+        )
+    return []
+
+
+def _zeros(inputs: PrefillPlanInputs, i: int, chunk: PlanChunk) -> list[Violation]:
+    """P1, P3 and P4: what requests without query tokens may not do."""
+    queries = inputs.query_lens
+    if not any(queries[chunk.start : chunk.end]):
+        aborts = (
+            f"{_named(i, chunk)} has no query token, its range is [{chunk.query_start}, "
+            f"{chunk.query_end}): FlashMLA aborts on it, s_q = 0"
+        )
+        broken = [Violation(rule="P1", chunk=i, sentence=aborts)]
+        if not any(queries[chunk.start :]):
+            after = f"{_named(i, chunk)} holds trailing requests without query tokens alone"
+            broken.append(Violation(rule="P4", chunk=i, sentence=after))
+        return broken
+    if queries[chunk.start] == 0:
+        sentence = f"{_named(i, chunk)} begins with request {chunk.start}, which has no query token"
+        return [Violation(rule="P3", chunk=i, sentence=sentence)]
+    return []
+
+
+def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
+    """P6: every request of the range fits, and several together stay within the area."""
+    found = []
+    N, G = chunk.compressed_rows, chunk.workspace_rows - chunk.compressed_rows
+    for what, rows, need in (
+        ("compressed", N, known.compressed),
+        ("window and query", G, known.gather),
+    ):
+        short = [r for r in range(chunk.start, chunk.end) if need[r] > rows]
+        if short:
+            found.append(
+                Violation(
+                    rule="P6",
+                    chunk=i,
+                    sentence=f"{_named(i, chunk)} has {rows} {what} rows for each request, and "
+                    f"request {short[0]} gathers {need[short[0]]}: they spill into the next "
+                    "request's rows",
+                )
+            )
+    count = chunk.end - chunk.start
+    if count > 1 and count * chunk.workspace_rows > known.limit:
+        found.append(
+            Violation(
+                rule="P6",
+                chunk=i,
+                sentence=f"{_named(i, chunk)} takes {count} x {chunk.workspace_rows} workspace "
+                f"rows, allowed are {known.limit}",
+            )
+        )
+    return found
+
+
+def _needless_split(
+    inputs: PrefillPlanInputs, known: Sizes, i: int, chunk: PlanChunk
+) -> list[Violation]:
+    """P7: the next request with tokens didn't fit, or a request without tokens lies between."""
+    queries = inputs.query_lens
+    members = [r for r in range(chunk.start, chunk.end) if queries[r] > 0]
+    later = [r for r in range(chunk.end, len(queries)) if queries[r] > 0]
+    if not members or not later or later[0] != members[-1] + 1:
+        return []
+    area = known.area(chunk.start, later[0] + 1)
+    if area > known.limit:
+        return []
+    return [
+        Violation(
+            rule="P7",
+            chunk=i,
+            sentence=f"{_named(i, chunk)} ends before request {later[0]}, which fits: "
+            f"{area} workspace rows of {known.limit}",
+        )
+    ]
+
+
+def _coverage(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list[Violation]:
+    """P2: ascending, disjoint, and every request with query tokens in exactly one chunk."""
+    found = []
+    for i in range(1, len(chunks)):
+        if chunks[i].start < chunks[i - 1].end:
+            sentence = (
+                f"{_named(i, chunks[i])} begins before chunk {i - 1} ends, at request "
+                f"{chunks[i - 1].end}"
+            )
+            found.append(Violation(rule="P2", chunk=i, sentence=sentence))
+    covered = {r for chunk in chunks for r in range(chunk.start, chunk.end)}
+    missing = [r for r, q in enumerate(inputs.query_lens) if q > 0 and r not in covered]
+    if missing:
+        which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        sentence = f"no chunk has request {which} with {inputs.query_lens[missing[0]]} query tokens"
+        found.append(Violation(rule="P2", chunk=None, sentence=sentence))
+    return found
+
+
+def _equals_shipped(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list[Violation]:
+    """P5: no request is without query tokens, so the plan is the shipped one."""
+    due = shipped_plan(inputs)
+    if chunks == due:
+        return []
+    i = next((i for i, pair in enumerate(zip(chunks, due, strict=False)) if pair[0] != pair[1]), 0)
+    return [
+        Violation(
+            rule="P5",
+            chunk=i,
+            sentence=f"{_named(i, chunks[i])} has N = {chunks[i].compressed_rows} and "
+            f"M = {chunks[i].workspace_rows}; where every request has tokens the shipped rules hold "
+            f"and give N = {due[i].compressed_rows} and M = {due[i].workspace_rows}",
+        )
+    ]

@@ -1,0 +1,105 @@
+"""A sparse prefill result as the judge reads it: form checked, rows of out found by token."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Int64, Shaped
+
+from compare.cases.inputs import SparsePrefillInputs
+from compare.judge.verdict import Status
+from compare.run.result import SparsePrefillResult
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FormFault:
+    """A result that can't be compared at all: the status, and what was got and what is due."""
+
+    status: Status
+    reason: str
+
+
+def check_form(inputs: SparsePrefillInputs, result: SparsePrefillResult) -> FormFault | None:
+    """Shapes first, then dtypes: out bfloat16 [T, H, 512] (or [R, 512] with out_rows), lse and
+    max_logits float32 [T, H].
+    """
+    T, H, _ = inputs.q.shape
+    rows = result.out_rows
+    tensors: list[tuple[str, np.ndarray, tuple[int, ...], np.dtype]] = [
+        (
+            "out",
+            result.out,
+            (T, H, inputs.d_v) if rows is None else (len(rows), inputs.d_v),
+            np.dtype(ml_dtypes.bfloat16),
+        ),
+        ("lse", result.lse, (T, H), np.dtype(np.float32)),
+    ]
+    if result.max_logits is not None:
+        tensors.append(("max_logits", result.max_logits, (T, H), np.dtype(np.float32)))
+    for name, array, shape, _ in tensors:
+        if tuple(array.shape) != shape:
+            return FormFault(
+                status=Status.SHAPE,
+                reason=f"{name} has the shape {list(array.shape)}; {list(shape)} is due",
+            )
+    if rows is not None:
+        if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+            return FormFault(
+                status=Status.SHAPE,
+                reason=f"out_rows is {rows.dtype} {list(rows.shape)}; whole numbers [R] are due",
+            )
+        if len(np.unique(rows)) != len(rows) or ((rows < 0) | (rows >= T * H)).any():
+            return FormFault(
+                status=Status.SHAPE,
+                reason=f"out_rows must be distinct numbers token * H + head from 0 to {T * H - 1}",
+            )
+    for name, array, _, dtype in tensors:
+        if array.dtype != dtype:
+            return FormFault(
+                status=Status.DTYPE, reason=f"{name} is {array.dtype.name}; {dtype.name} is due"
+            )
+    return None
+
+
+class ResultView:
+    """Rows of one result by token; nothing is copied before it is asked for."""
+
+    def __init__(self, result: SparsePrefillResult) -> None:
+        self.result = result
+        self.heads = result.lse.shape[1]
+        self._order: np.ndarray | None = None
+        self._sorted: np.ndarray | None = None
+        if result.out_rows is not None:
+            rows = result.out_rows.astype(np.int64)
+            self._order = np.argsort(rows, kind="stable")
+            self._sorted = rows[self._order]
+
+    @property
+    def rows(self) -> int:
+        """How many (token, head) rows of out there are."""
+        return len(self._sorted) if self._sorted is not None else self.result.lse.size
+
+    def out(
+        self, tokens: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Shaped[np.ndarray, "m 512"]]:
+        """The rows of out that these tokens have: their places in the block (i * H + head for
+        tokens[i]) and their values.
+        """
+        H = self.heads
+        if self._sorted is None or self._order is None:
+            return np.arange(len(tokens) * H), self.result.out[tokens].reshape(len(tokens) * H, -1)
+        first = np.searchsorted(self._sorted, tokens * H)
+        last = np.searchsorted(self._sorted, (tokens + 1) * H)
+        at = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
+        at = at.astype(np.int64)
+        local = np.repeat(np.arange(len(tokens)), last - first)
+        return local * H + self._sorted[at] % H, self.result.out[self._order[at]]
+
+    def statistics(self, tokens: Int64[np.ndarray, " n"]) -> dict[str, Shaped[np.ndarray, "n H"]]:
+        """lse, and max_logits where the result has it."""
+        found = {"lse": self.result.lse[tokens]}
+        if self.result.max_logits is not None:
+            found["max_logits"] = self.result.max_logits[tokens]
+        return found

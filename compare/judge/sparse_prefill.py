@@ -1,0 +1,167 @@
+"""The judge of sparse prefill: shapes and dtypes, special values, then numbers, three ways.
+
+Candidate and reference are each judged against the float64 oracle. Two results that are each within
+their bound of the oracle are within the sum of both of one another, so the distance between them is
+reported and needs no bound of its own; the flashmla profile, which has one, applies it as well. A
+reference that is itself out of bounds is named, and the case is judged against the oracle alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+
+from compare.cases.inputs import SparsePrefillInputs
+from compare.judge.against_oracle import AgainstOracle, flashmla_failures
+from compare.judge.diagnosis import diagnose
+from compare.judge.evidence import Evidence
+from compare.judge.exact_keys import key_difference
+from compare.judge.metrics import Distance
+from compare.judge.result_view import ResultView, check_form
+from compare.judge.side_by_side import SideBySide
+from compare.judge.special import SpecialValues
+from compare.judge.tolerance import PROFILES
+from compare.judge.verdict import Status, Verdict, Worst
+from compare.run.result import SparsePrefillResult
+
+__all__ = ["Evidence", "judge"]
+
+_SUSPECTS = 8
+
+
+def judge(
+    inputs: SparsePrefillInputs,
+    candidate: SparsePrefillResult,
+    reference: SparsePrefillResult | None = None,
+    *,
+    profile: str = "calibrated",
+    evidence: Evidence | None = None,
+) -> Verdict:
+    """What is to be said about a candidate's result on these inputs.
+
+    reference: a result that is believed, whole or with out_rows; None judges against the oracle
+    alone. profile: "calibrated", "flashmla", or "both" (fails when either fails, and says which);
+    tolerance.py has both. evidence: oracle and yardstick of these very inputs, to be shared by all
+    candidates of a case; None makes them.
+
+    Every row is judged by the oracle up to 5e11 FLOP; beyond, 256 tokens drawn by the case's seed
+    and those where candidate and reference differ most. Special values are judged in every row.
+
+    ValueError: an unknown profile, or inputs that no implementation may be given.
+    """
+    if profile not in PROFILES:
+        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    rows_total = inputs.q.shape[0] * inputs.q.shape[1]
+    if fault := check_form(inputs, candidate):
+        return Verdict(status=fault.status, reason=fault.reason, rows_total=rows_total)
+    evidence = evidence or Evidence(inputs)
+    reference_failed = None
+    if reference is not None and (fault := check_form(inputs, reference)):
+        reference, reference_failed = None, fault.reason
+
+    ours = _Side(ResultView(candidate), inputs)
+    theirs = None if reference is None else _Side(ResultView(reference), inputs)
+    beside = None if theirs is None else SideBySide(ours.view, theirs.view)
+    _all_rows(evidence, ours, theirs, beside)
+    for rows in evidence.blocks(_judged_tokens(evidence, beside)):
+        ours.numbers.add(rows)
+        if theirs is not None:
+            theirs.numbers.add(rows)
+
+    if theirs is not None and (said := theirs.failures(profile)):
+        reference_failed = "; ".join(said)
+    failures = ours.failures(profile)
+    if beside is not None and not reference_failed and profile != "calibrated":
+        failures += _prefixed(profile, flashmla_failures(beside.distances, "the reference"))
+    status = Status.PASS
+    if failures:
+        status = Status.SPECIAL if ours.special.findings else Status.NUMERIC
+    if failures and ours.numbers.exact and "out" in ours.numbers.calibrated_failures:
+        failures += key_difference(evidence, ours.view, ours.numbers.worst["out"])
+    found = ()
+    # A result within the calibrated bounds agrees with the contract: nothing else explains it.
+    if status is Status.SPECIAL or (failures and ours.numbers.share > 1.0):
+        suspects = [*ours.special.suspects[:_SUSPECTS], *ours.numbers.suspects(_SUSPECTS)]
+        found = diagnose(evidence, ours.view, list(dict.fromkeys(suspects)), ours.special)
+    return Verdict(
+        status=status,
+        reason="; ".join(failures),
+        share=ours.numbers.share,
+        diagnosis=found,
+        worst=ours.worst(beside) if failures else (),
+        against_oracle=ours.numbers.metrics,
+        against_reference=beside.metrics if beside else {},
+        reference_against_oracle=theirs.numbers.metrics if theirs else {},
+        torch_against_oracle=evidence.torch_against_oracle,
+        rows_judged=ours.numbers.judged,
+        rows_total=rows_total,
+        reference_failed=reference_failed,
+        not_compared=() if candidate.max_logits is not None else ("max_logits",),
+        notes=(*candidate.notes, *evidence.notes),
+    )
+
+
+class _Side:
+    """A result with all that is held against it."""
+
+    def __init__(self, view: ResultView, inputs: SparsePrefillInputs) -> None:
+        self.view = view
+        self.special = SpecialValues()
+        exact = getattr(inputs.case, "data", None) == "exact"
+        self.numbers = AgainstOracle(self.view, exact=exact)
+
+    def failures(self, profile: str) -> list[str]:
+        """Sentences: special values, then each profile that is asked for."""
+        said = [finding.sentence for finding in self.special.findings]
+        if profile != "flashmla":
+            named = "calibrated" if profile == "both" else profile
+            said += _prefixed(profile, self.numbers.calibrated_failures, named)
+        if profile != "calibrated":
+            said += _prefixed(profile, self.numbers.flashmla_failures)
+        return said
+
+    def worst(self, beside: SideBySide | None) -> tuple[Worst, ...]:
+        """The places to look at: violated special values, then the worst element per tensor."""
+        found = [f.first for f in self.special.findings if f.first is not None]
+        found += [worst for worst in self.numbers.worst.values() if worst.share > 1.0]
+        if not found:
+            distances = [*self.numbers.distances.values()]
+            distances += beside.distances.values() if beside else ()
+            found = [_worst_element(d) for d in distances if d.worst_use >= 1.0]
+        return tuple(found)
+
+
+def _worst_element(distance: Distance) -> Worst:
+    got, expected = distance.worst_values
+    return Worst(
+        tensor=distance.tensor,
+        index=distance.worst_at or (),
+        got=got,
+        expected=expected,
+        share=distance.worst_use,
+    )
+
+
+def _prefixed(profile: str, failures: dict[str, str], name: str = "flashmla") -> list[str]:
+    """With profile "both" each sentence says whose rule was broken."""
+    return [f"{name}: {said}" if profile == "both" else said for said in failures.values()]
+
+
+def _all_rows(
+    evidence: Evidence, ours: _Side, theirs: _Side | None, beside: SideBySide | None
+) -> None:
+    """What is looked at in every row: special values, and candidate beside reference."""
+    for at in range(0, evidence.num_tokens, evidence.step):
+        tokens = np.arange(at, min(at + evidence.step, evidence.num_tokens))
+        kinds = evidence.keys.rows(tokens)
+        ours.special.add(tokens, kinds, ours.view)
+        if theirs is not None and beside is not None:
+            theirs.special.add(tokens, kinds, theirs.view)
+            beside.add(tokens, kinds.nan_score, kinds.undefined)
+
+
+def _judged_tokens(evidence: Evidence, beside: SideBySide | None) -> Int64[np.ndarray, " n"]:
+    """The tokens that the oracle computes for this candidate, ascending."""
+    if evidence.complete or beside is None:
+        return evidence.sample
+    return np.union1d(evidence.sample, beside.most_different())
