@@ -9,6 +9,10 @@ from compare.cases.inputs import Inputs
 from compare.run.result import Result
 
 
+class UnknownImplementation(LookupError):
+    """No implementation has this name; the message gives the nearest one, or what to write."""
+
+
 class Unsupported(NotImplementedError):
     """An implementation can't serve these inputs; the message is the reason, in a sentence."""
 
@@ -21,6 +25,14 @@ class TimedOut(RuntimeError):
     """An implementation took longer than --timeout (status TIMEOUT)."""
 
 
+def warm_up(implementation: object) -> None:
+    """Lets an implementation import what it needs, where it has a method of this name: neither the
+    limit of a call nor its measured seconds are for imports."""
+    ready = getattr(implementation, "warm_up", None)
+    if ready is not None:
+        ready()
+
+
 @runtime_checkable
 class Implementation(Protocol):
     """Anything that can be compared.
@@ -28,8 +40,11 @@ class Implementation(Protocol):
     name: as written on the command line. suites: the suites that it serves.
     """
 
-    name: str
-    suites: frozenset[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suites(self) -> frozenset[str]: ...
 
     def supports(self, case: Case) -> str | None:
         """None, or the reason in a sentence why this case can't run here."""

@@ -1,0 +1,193 @@
+"""Python's door to the judge: `compare.check`, `compare.judge` and `compare.assert_agrees`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
+from compare.judge.verdict import Status, Verdict
+from compare.report.report import Report, Row
+from compare.run.convert import to_numpy
+from compare.run.result import PlanResult, Result, SparsePrefillResult
+from compare.run.user import UserImplementation, plan_result, sparse_prefill_result
+from compare.suites import SUITES, make_inputs, parse_case
+
+_ARRAYS = ("q", "kv", "indices", "attn_sink", "topk_length")
+_INPUTS = {"sparse-prefill": SparsePrefillInputs, "prefill-plan": PrefillPlanInputs}
+
+
+def check(
+    target: str | Callable[..., Any],
+    suite: str = "sparse-prefill",
+    reference: str | None = None,
+    cases: Iterable[str | Case] | None = None,
+    *,
+    profile: str = "calibrated",
+    device: str | None = None,
+    timeout: float | None = 600.0,
+    repeat: int = 1,
+) -> Report:
+    """Judges a candidate on the cases of a suite, as `mla-crosscheck run` does.
+
+    target: MODULE:FUNCTION, FILE.py:FUNCTION or a name of the registry, run as there (a user's
+    function in a process of its own); or a callable, run in this process. `compare.candidate` says
+    what a function is given and gives back.
+    suite: sparse-prefill or prefill-plan. reference: a name of the registry; "oracle" for the
+    float64 oracle alone; None: a live CUDA kernel where there is one, else the recorded results.
+    cases: case lines or cases; None: the suite's default cases. profile: calibrated, flashmla or
+    both. device: cpu, cuda or cuda:N. timeout: seconds for one call. repeat: runs of each case,
+    whose bits must agree.
+
+    ValueError for a suite or a case that doesn't exist, UnknownImplementation (a LookupError) for a
+    target or reference that doesn't.
+    """
+    from compare.cases.catalogue import default_cases
+    from compare.run import runner
+
+    _known(suite, SUITES, "suite")
+    chosen = default_cases(suite) if cases is None else tuple(map(_case, cases))
+    candidate = target if isinstance(target, str) else UserImplementation(target, device=device)
+    return runner.run(
+        chosen,
+        [candidate],
+        reference,
+        profile=profile,
+        device=device,
+        timeout=timeout,
+        repeat=repeat,
+    )
+
+
+def judge(
+    suite: str,
+    inputs: Inputs | Mapping[str, Any] | Case | str,
+    result: Any,
+    *,
+    reference: Any = None,
+    profile: str = "calibrated",
+    device: str | None = None,
+) -> Verdict:
+    """Judges a result of one's own on tensors of one's own; no case line is needed.
+
+    inputs: a mapping of the suite's arguments (or a case, or its line). sparse-prefill: q [T, H, D]
+    bfloat16, kv [S, D] or [S, 1, D] bfloat16, indices [T, K] or [T, 1, K] int32, sm_scale, and
+    where there are such attn_sink [H] float32 and topk_length [T] int32; torch, jax or NumPy.
+    prefill-plan: the planner's arguments. result: (out, max_logits, lse), or a mapping or an object
+    with these names; of a planner its chunks. reference: a result that is believed, or the name
+    of an implementation to be run on these inputs; None: the oracle alone.
+    profile: calibrated, flashmla or both. device: where torch computes the oracle; None: cuda where
+    there is one.
+
+    ValueError for arguments that no implementation may be given, TypeError for what isn't a result.
+    """
+    from compare.judge.judges import JUDGES
+    from compare.run.torch_implementations import torch_device
+
+    _known(suite, SUITES, "suite")
+    given = as_inputs(suite, inputs)
+    answer = _result(suite, result, "result")
+    if isinstance(reference, str):
+        from compare.run import registry
+
+        reference = registry.find(reference, device).run(given)
+    elif reference is not None:
+        reference = _result(suite, reference, "reference")
+    module: Any = JUDGES[suite]
+    make = getattr(module, "Evidence", None)
+    evidence = None if make is None else make(given, torch_device(device))
+    return module.judge(given, answer, reference, profile=profile, evidence=evidence)
+
+
+def assert_agrees(
+    suite: str,
+    inputs: Inputs | Mapping[str, Any] | Case | str,
+    result: Any,
+    *,
+    reference: Any = None,
+    profile: str = "calibrated",
+    device: str | None = None,
+) -> None:
+    """`judge` as an assertion, for one's own tests: AssertionError with the verdict in words where
+    the result isn't right, or where the reference itself isn't. Arguments are those of `judge`."""
+    from compare.report.text import failure_lines, passed_lines
+
+    given = as_inputs(suite, inputs)
+    verdict = judge(suite, given, result, reference=reference, profile=profile, device=device)
+    name = reference if isinstance(reference, str) else None if reference is None else "reference"
+    line = "tensors of the caller's own" if given.case is None else str(given.case)
+    row = Row(case=line, candidate="result", reference=name, verdict=verdict, seconds=0.0)
+    if verdict.status is not Status.PASS:
+        # There is no command that makes these tensors again.
+        lines = failure_lines(row, Report(rows=(row,), environment={}, profile=profile))
+        raise AssertionError("\n".join(x for x in lines if not x.startswith("reproduce: ")))
+    if verdict.reference_failed:
+        raise AssertionError("\n".join(passed_lines(row)))
+
+
+def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> Inputs:
+    """A suite's inputs from whatever describes them: see `judge`."""
+    kind = _INPUTS[_known(suite, SUITES, "suite")]
+    if isinstance(inputs, (SparsePrefillInputs, PrefillPlanInputs)):
+        if isinstance(inputs, kind):
+            return inputs
+        raise TypeError(f"inputs is a {type(inputs).__name__}; {suite} takes a {kind.__name__}")
+    if isinstance(inputs, (str, Case)):
+        made = make_inputs(_case(inputs))
+        if isinstance(made, kind):
+            return made
+        raise ValueError(f"inputs: {inputs} isn't a case of {suite}")
+    if not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"inputs is a {type(inputs).__name__}; accepted: a mapping of {suite}'s arguments, a "
+            "case or its line"
+        )
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    del fields["case"]
+    for name in inputs:
+        _known(name, fields, f"argument of {suite}")
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and inputs.get(name) is None:
+            raise ValueError(f"inputs: {name} is missing; {suite} needs it")
+    if kind is PrefillPlanInputs:
+        return PrefillPlanInputs(**{k: _plain(v) for k, v in inputs.items()})
+    values: dict[str, Any] = {
+        name: to_numpy(value, name) if name in _ARRAYS and value is not None else value
+        for name, value in inputs.items()
+    }
+    for name in ("kv", "indices"):
+        if values[name].ndim == 3 and values[name].shape[1] == 1:
+            values[name] = values[name][:, 0]
+    values["sm_scale"] = float(values["sm_scale"])
+    return SparsePrefillInputs(**values)
+
+
+def _plain(value: Any) -> Any:
+    """Lengths, whatever holds them, as a tuple of int."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    return tuple(int(item) for item in value)
+
+
+def _result(suite: str, result: Any, name: str) -> Result:
+    if isinstance(result, (SparsePrefillResult, PlanResult)):
+        return result
+    made = plan_result if suite == "prefill-plan" else sparse_prefill_result
+    return made(result, name)
+
+
+def _case(case: str | Case) -> Case:
+    return parse_case(case) if isinstance(case, str) else case
+
+
+def _known(word: str, known: Iterable[str], what: str) -> str:
+    if word in known:
+        return word
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.0)[0]
+    raise ValueError(
+        f"there is no {what} {word!r}; the nearest is {close!r} (accepted: {', '.join(names)})"
+    )

@@ -1,0 +1,91 @@
+"""What the author of a candidate may say about it beside its code: the decorator's options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
+
+if TYPE_CHECKING:
+    from compare.cases.case import Case
+
+_ATTRIBUTE = "__mla_crosscheck__"
+_WORDS = {
+    "framework": ("torch", "jax", "numpy"),
+    "lse": ("natural", "base2"),
+    "empty_lse": ("+inf", "-inf"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CandidateOptions:
+    """The decorator's arguments, with their defaults; `candidate` says what they mean."""
+
+    framework: str = "torch"
+    device: str | None = None
+    lse: str = "natural"
+    empty_lse: str = "+inf"
+    supports: Callable[[Case], str | None] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, accepted in _WORDS.items():
+            if getattr(self, option) not in accepted:
+                raise ValueError(
+                    f"candidate: {option}={getattr(self, option)!r} isn't accepted; "
+                    f"accepted: {', '.join(map(repr, accepted))}"
+                )
+
+
+@overload
+def candidate[F: Callable[..., Any]](function: F, /) -> F: ...
+@overload
+def candidate[F: Callable[..., Any]](
+    *,
+    framework: str = "torch",
+    device: str | None = None,
+    lse: str = "natural",
+    empty_lse: str = "+inf",
+    supports: Callable[[Case], str | None] | None = None,
+    name: str | None = None,
+) -> Callable[[F], F]: ...
+def candidate(function: Any = None, /, **options: Any) -> Any:
+    """Marks a function as a candidate and says how it wants to be called.
+
+    The function stays as it is; it gets its suite's arguments by keyword:
+    sparse-prefill: q [T, H, D] bfloat16, kv [S, D] bfloat16, indices [T, K] int32, sm_scale float,
+    d_v int, attn_sink [H] float32 or None, topk_length [T] int32 or None, and gives back
+    (out [T, H, 512] bfloat16, max_logits [T, H] float32 or None, lse [T, H] float32) as a tuple, a
+    mapping, or an object with these attributes.
+    prefill-plan: seq_lens and query_lens (tuples of int), compress_ratio, window, max_model_len,
+    max_num_batched_tokens, chunk_size, has_compressed, and gives back a sequence of chunks: objects
+    with start, end, compressed_rows, workspace_rows, query_start and query_end, or tuples of these.
+
+    Args:
+      framework: whose arrays it gets: "torch" (default), "jax" or "numpy" (bfloat16 through
+        ml_dtypes).
+      device: where they lie, as torch or jax name it ("cpu", "cuda:1", "gpu"); by default a GPU
+        where there is one. NumPy arrays have none.
+      lse: "natural" (default), or "base2": lse is multiplied by ln 2 before it is judged.
+      empty_lse: the lse of a row without a valid key: "+inf" (default, FlashMLA's), or "-inf",
+        which is turned into +inf before it is judged.
+      supports: case -> None, or a sentence why it can't serve the case (UNSUPPORTED). A
+        NotImplementedError that the function raises says the same.
+      name: what reports call it; by default the words on the command line.
+
+    Raises ValueError for an option outside these words.
+    """
+    if function is not None:
+        return candidate()(function)
+    said = CandidateOptions(**options)
+
+    def mark(function: Any) -> Any:
+        setattr(function, _ATTRIBUTE, said)
+        return function
+
+    return mark
+
+
+def options_of(function: Callable[..., Any]) -> CandidateOptions:
+    """What the decorator said about a function; the defaults where there is none."""
+    return getattr(function, _ATTRIBUTE, CandidateOptions())

@@ -1,0 +1,100 @@
+"""This project's own: jax_impl's sparse prefill on each of its backends, and its planner."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.run.local import Planner, SparsePrefill
+from compare.run.result import SparsePrefillResult
+
+INTERPRETER_BLOCKS = 128
+_KEYS, _HEADS = 64, 64  # of one block of the kernel
+
+
+def import_jax() -> Any:
+    """jax, told not to take most of a GPU's memory at once: torch works on the same one."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    return jax
+
+
+def jax_device(device: str | None) -> Any:
+    """The jax device that a word of the command line means (cpu, cuda, cuda:1; None: the first)."""
+    jax = import_jax()
+    platform, _, number = (device or "").partition(":")
+    devices = jax.devices({"cuda": "gpu"}.get(platform, platform) or None)
+    return devices[int(number or 0)]
+
+
+class JaxSparsePrefill(SparsePrefill):
+    """jax_impl.sparse_prefill on one backend."""
+
+    def __init__(self, backend: str, device: str | None = None) -> None:
+        # The interpreter is a CPU program wherever it runs.
+        super().__init__(backend, "cpu" if backend == "pallas-interpret" else device)
+
+    def unavailable(self) -> str | None:
+        import_jax()
+        from jax_impl.prefill import unsupported_reason
+
+        try:
+            return unsupported_reason(self.name, jax_device(self.device))
+        except (RuntimeError, IndexError) as error:
+            return f"jax has no device {self.device!r} here ({error})"
+
+    def warm_up(self) -> None:
+        import_jax()
+        import jax_impl
+
+        _ = jax_impl.sparse_prefill
+        jax_device(self.device)
+
+    def refuses(self, case: SparsePrefillCase) -> str | None:
+        if self.name != "pallas-interpret":
+            return None
+        blocks = math.ceil(case.topk / _KEYS) * math.ceil(case.h / _HEADS) * case.tokens
+        if blocks <= INTERPRETER_BLOCKS:
+            return None
+        return (
+            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {_KEYS} keys x "
+            f"{_HEADS} heads"
+        )
+
+    def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+        jax = import_jax()
+        from jax_impl import sparse_prefill
+
+        attend: Any = sparse_prefill  # NumPy arrays are as welcome as jax's
+        with jax.default_device(jax_device(self.device)):
+            out, max_logits, lse = attend(
+                inputs.q,
+                inputs.kv,
+                inputs.indices,
+                inputs.sm_scale,
+                d_v=inputs.d_v,
+                attn_sink=inputs.attn_sink,
+                topk_length=inputs.topk_length,
+                backend=self.name,
+            )
+            return SparsePrefillResult(
+                out=np.asarray(out), max_logits=np.asarray(max_logits), lse=np.asarray(lse)
+            )
+
+
+def jax_planner() -> Planner:
+    """jax_impl's chunk planner: the fixed rules."""
+
+    def home() -> Callable[..., Any]:
+        from jax_impl.planning import plan_prefill_chunks
+
+        return plan_prefill_chunks
+
+    return Planner("jax-planner", home)

@@ -1,0 +1,39 @@
+"""The far side of a job: runs its share of the cases and sends what happens."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+from multiprocessing.connection import Connection
+
+from compare.run import registry
+from compare.run.jobs import Order
+from compare.run.session import Session, Task
+from compare.run.worker_main import end_with
+from compare.suites import parse_case
+
+
+def main(fd: int) -> None:
+    """Takes one Order on `fd` and answers with its events, then None."""
+    faulthandler.enable(all_threads=False)
+    os.set_inheritable(fd, False)
+    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
+    connection = Connection(fd)
+    order: Order = connection.recv()
+    device = order.options.device
+    session = Session(
+        [registry.find(name, device) for name in order.candidates],
+        {suite: registry.find(name, device) for suite, name in order.references.items()},
+        order.options,
+    )
+    tasks = [
+        Task(index=index, case=parse_case(line), candidates=places)
+        for index, line, places in order.tasks
+    ]
+    try:
+        for event in session.events(tasks):
+            connection.send(event)
+        connection.send(None)
+    finally:
+        session.close()

@@ -1,0 +1,87 @@
+"""A candidate run several times on the same inputs: are its results the same, bit for bit?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from compare.cases.inputs import Inputs
+from compare.run.implementations import Implementation, warm_up
+from compare.run.result import PlanResult, Result, SparsePrefillResult
+from compare.run.worker import Isolated
+
+_BLOCK_ROWS = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ran:
+    """The first result, the seconds of its call, the longest call of all, and what differed from
+    the first one in a sentence (None: nothing)."""
+
+    result: Result
+    seconds: float
+    longest: float
+    difference: str | None = None
+
+
+def run_repeatedly(implementation: Implementation, inputs: Inputs, times: int) -> Ran:
+    """Runs it `times` times and compares every later result with the first."""
+    first, seconds = timed(implementation, inputs)
+    longest, different, worst = seconds, [], ""
+    for number in range(2, times + 1):
+        again, took = timed(implementation, inputs)
+        longest = max(longest, took)
+        found = difference(first, again)
+        if found is not None:
+            different.append(number)
+            worst = worst or f"run {number}: {found}"
+    said = None
+    if different:
+        said = f"{len(different)} of {times - 1} repeats differ from the first run; {worst}"
+    return Ran(result=first, seconds=seconds, longest=longest, difference=said)
+
+
+def timed(implementation: Implementation, inputs: Inputs) -> tuple[Result, float]:
+    """One result and the seconds of its call: a worker takes the time over there."""
+    if isinstance(implementation, Isolated):
+        return implementation.run_timed(inputs)
+    warm_up(implementation)
+    started = time.perf_counter()
+    result = implementation.run(inputs)
+    return result, time.perf_counter() - started
+
+
+def difference(first: Result, other: Result) -> str | None:
+    """None for the same bits, else how many elements of which tensor differ and where first."""
+    if isinstance(first, PlanResult) or isinstance(other, PlanResult):
+        return None if first == other else "another plan"
+    said = []
+    for field in dataclasses.fields(SparsePrefillResult):
+        a, b = getattr(first, field.name), getattr(other, field.name)
+        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+            found = _array_difference(field.name, a, b)
+            if found is not None:
+                said.append(found)
+    return "; ".join(said) or None
+
+
+def _array_difference(name: str, a: np.ndarray | None, b: np.ndarray | None) -> str | None:
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return f"{name} has another shape or dtype"
+    count, first = 0, None
+    for start in range(0, len(a), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        unequal = _bits(a[block]) != _bits(b[block])
+        count += int(unequal.sum())
+        if first is None and unequal.any():
+            place = np.argwhere(unequal)[0]
+            first = [start + int(place[0]), *map(int, place[1:])]
+    if first is None:
+        return None
+    return f"{count:,} of {a.size:,} elements of {name} differ, the first at {first}"
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(f"u{array.itemsize}")

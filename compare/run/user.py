@@ -1,0 +1,244 @@
+"""A function of the user's own as an implementation."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
+from compare.run import convert
+from compare.run.candidate import options_of
+from compare.run.chunks import run_chunks
+from compare.run.implementations import UnknownImplementation
+from compare.run.result import PlanChunk, PlanResult, Result, SparsePrefillResult
+
+# A suite is served by what takes the argument that only this suite has.
+_TELLING = {"sparse-prefill": "indices", "prefill-plan": "query_lens"}
+_PLAN_ARGUMENTS = (
+    "seq_lens",
+    "query_lens",
+    "compress_ratio",
+    "window",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "chunk_size",
+    "has_compressed",
+)
+_CHUNK = ("start", "end", "compressed_rows", "workspace_rows", "query_start", "query_end")
+
+
+def is_user_name(name: str) -> bool:
+    """Whether a name is one of ours to look up: MODULE:FUNCTION or FILE.py:FUNCTION."""
+    return ":" in name and not name.startswith("golden:")
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION or FILE.py:FUNCTION names, its module imported here.
+
+    The working directory and a file's own folder come first on sys.path. UnknownImplementation
+    where the file, the module or the function doesn't exist; whatever the module raises while it
+    is imported goes through.
+    """
+    home, _, path = name.rpartition(":")
+    if not home or not path:
+        raise UnknownImplementation(
+            f"{name!r} isn't a function's name; write MODULE:FUNCTION or FILE.py:FUNCTION"
+        )
+    _first_on_path(Path.cwd())
+    module = _load_file(Path(home)) if home.endswith(".py") else _load_module(home)
+    value: Any = module
+    for word in path.split("."):
+        if not hasattr(value, word):
+            names = [n for n in vars(value) if callable(getattr(value, n, None))]
+            nearest = difflib.get_close_matches(word, names, n=1)
+            hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
+            raise UnknownImplementation(f"{home} has no function {path!r}{hint}")
+        value = getattr(value, word)
+    if not callable(value):
+        raise UnknownImplementation(f"{name} is a {type(value).__name__}, not a function")
+    return value
+
+
+def _load_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise UnknownImplementation(f"there is no file {file}")
+    _first_on_path(file.resolve().parent)
+    # Its own name, so that what it pickles or compiles finds it; not in the place of another's.
+    name = file.stem if file.stem not in sys.modules else f"candidate_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the module that was asked for, or a package around it: not one that it imports.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise UnknownImplementation(
+            f"there is no module {error.name!r}, asked for by {name!r}"
+        ) from None
+
+
+def _first_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+class UserImplementation:
+    """A function behind the protocol: arguments as its decorator says, its answer as it is.
+
+    device: what the run asked for; the decorator's own word goes first.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str | None = None, device: str | None = None
+    ) -> None:
+        self.function = function
+        self.options = options_of(function)
+        fallback = (
+            f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"
+        )
+        self.name = self.options.name or name or fallback
+        self.suites = _suites(function)
+        self._device = self.options.device or device
+
+    def warm_up(self) -> None:
+        """Imports the framework whose arrays the function gets."""
+        if "sparse-prefill" in self.suites:
+            _sender(self.options.framework, self._device)
+
+    def supports(self, case: Case) -> str | None:
+        if case.suite not in self.suites:
+            return (
+                f"{self.name} takes no argument {_TELLING[case.suite]!r}, "
+                f"so it isn't for {case.suite}"
+            )
+        return None if self.options.supports is None else self.options.supports(case)
+
+    def run(self, inputs: Inputs) -> Result:
+        if isinstance(inputs, PrefillPlanInputs):
+            chunks = self.function(**{name: getattr(inputs, name) for name in _PLAN_ARGUMENTS})
+            return plan_result(chunks, self.name)
+        if inputs.chunks is not None:
+            return run_chunks(self._call, inputs)
+        return self._call(inputs)
+
+    def _call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+        send = _sender(self.options.framework, self._device)
+        answer = self.function(
+            q=send(inputs.q),
+            kv=send(inputs.kv),
+            indices=send(inputs.indices),
+            sm_scale=inputs.sm_scale,
+            d_v=inputs.d_v,
+            attn_sink=None if inputs.attn_sink is None else send(inputs.attn_sink),
+            topk_length=None if inputs.topk_length is None else send(inputs.topk_length),
+        )
+        result = sparse_prefill_result(answer, self.name)
+        lse, notes = self._as_declared(result.lse)
+        return SparsePrefillResult(
+            out=result.out, max_logits=result.max_logits, lse=lse, notes=notes
+        )
+
+    def _as_declared(self, lse: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        notes = []
+        if self.options.lse == "base2":
+            lse = (lse * np.asarray(math.log(2), lse.dtype)).astype(lse.dtype)
+            notes.append("lse is declared base 2 and was multiplied by ln 2")
+        if self.options.empty_lse == "-inf":
+            # Both signs change places: +inf is as wrong in its convention as -inf is in ours.
+            lse = np.where(np.isinf(lse), -lse, lse).astype(lse.dtype)
+            notes.append("an empty row's lse is declared -inf and was turned into +inf")
+        return lse, tuple(notes)
+
+
+def _suites(function: Callable[..., Any]) -> frozenset[str]:
+    """The suites whose arguments a function can take; all where its signature can't be read."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return frozenset(_TELLING)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return frozenset(_TELLING)
+    names = {p.name for p in parameters}
+    # One that fits neither is called all the same: its own TypeError says which argument it lacks.
+    return frozenset(s for s, n in _TELLING.items() if n in names) or frozenset(_TELLING)
+
+
+def _sender(framework: str, device: str | None) -> Callable[[np.ndarray], Any]:
+    """What makes an argument of an array. Always a copy: a function may write to its arguments."""
+    if framework == "numpy":
+        return lambda array: array.copy()
+    if framework == "jax":
+        import jax
+
+        platform, _, number = (device or "").partition(":")
+        place = jax.devices(platform or None)[int(number or 0)]
+        return lambda array: convert.to_jax(array.copy(), place)
+    import torch
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return lambda array: convert.to_torch(array, where, copy=True)
+
+
+def sparse_prefill_result(answer: Any, name: str) -> SparsePrefillResult:
+    """(out, max_logits, lse), a mapping or an object with these names, as a result; TypeError for
+    anything else. Nothing is cast: shapes and dtypes are the judge's to look at."""
+    fields = ("out", "max_logits", "lse")
+    if isinstance(answer, SparsePrefillResult):
+        return answer
+    if isinstance(answer, Mapping):
+        found = {field: answer.get(field) for field in fields}
+    elif hasattr(answer, "out") and hasattr(answer, "lse"):
+        found = {field: getattr(answer, field, None) for field in fields}
+    elif isinstance(answer, (tuple, list)) and len(answer) == 3:
+        found = dict(zip(fields, answer, strict=True))
+    else:
+        size = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
+        raise TypeError(
+            f"{name} returned a {type(answer).__name__}{size}; accepted: (out, max_logits, lse) or "
+            "a mapping or an object with these names"
+        )
+    return SparsePrefillResult(
+        out=convert.to_numpy(found["out"], "out"),
+        lse=convert.to_numpy(found["lse"], "lse"),
+        max_logits=None
+        if found["max_logits"] is None
+        else convert.to_numpy(found["max_logits"], "max_logits"),
+    )
+
+
+def plan_result(chunks: Any, name: str) -> PlanResult:
+    """A sequence of chunks, as objects with the six attributes or tuples of them, as a plan."""
+    if isinstance(chunks, PlanResult):
+        return chunks
+    rows = []
+    for number, chunk in enumerate(chunks):
+        if all(hasattr(chunk, field) for field in _CHUNK):
+            words = [getattr(chunk, field) for field in _CHUNK]
+        elif isinstance(chunk, (tuple, list)) and len(chunk) == len(_CHUNK):
+            words = list(chunk)
+        else:
+            raise TypeError(
+                f"{name} returned a {type(chunk).__name__} as chunk {number}; accepted: an object "
+                f"with {', '.join(_CHUNK)}, or a tuple of these"
+            )
+        rows.append(PlanChunk(**{f: int(w) for f, w in zip(_CHUNK, words, strict=True)}))
+    return PlanResult(chunks=tuple(rows))
