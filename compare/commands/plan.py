@@ -8,20 +8,20 @@ import json
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from compare.cases.inputs import PrefillPlanInputs
 from compare.cases.prefill_plan import PrefillPlanCase
 from compare.commands.words import WordsOff, command, lengths
 from compare.report import console as terminal
+from compare.report import summary
 from compare.run.result import PlanChunk, PlanResult
 
 SHIPPED = "vllm-0.33.0"
 FIXED = "jax-planner"
 FIXED_AGAIN = "torch-planner"
+
+_CHUNK_COLUMNS = ("shipped", "requests", "tokens", "N", "M", "")
 
 
 @command
@@ -135,29 +135,38 @@ class Plans:
     def show(self, console: Console) -> None:
         """Prints the table and the sentences."""
         terminal.say(console, self.case, style="dim")
-        console.print(self._table())
+        terminal.say(
+            console, f"shipped ({SHIPPED}): {summary.plural(len(self.shipped.chunks), 'chunk')}"
+        )
+        terminal.say(console, f"fixed: {summary.plural(len(self.fixed.chunks), 'chunk')}")
+        self._table(console)
         for sentence in self.shipped_wrong:
             terminal.say(console, f"shipped ({SHIPPED}): {sentence}", style="red")
         for sentence in self.fixed_wrong:
             terminal.say(console, f"fixed: {sentence}", style="red")
-        if self.agree:
-            terminal.say(console, "The two plans are equal.")
-        if self.exit_status == 0:
-            terminal.say(console, "Both plans are right.", style="green")
+        if self.exit_status == 0 and self.agree:
+            terminal.say(console, "The two plans are equal and right.", style="green")
+        elif self.exit_status == 0:
+            said = "The two plans differ and both are right: batches with zero-query requests have"
+            terminal.say(console, f"{said} more than one right plan.", style="green")
         elif not self.fixed_wrong:
             terminal.say(console, "The fixed plan is right.", style="green")
 
-    def _table(self) -> Table:
-        shipped = {chunk.start: chunk for chunk in self.shipped.chunks}
-        fixed = {chunk.start: chunk for chunk in self.fixed.chunks}
-        grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        grid.add_column(f"shipped ({SHIPPED}): {_count(self.shipped)}")
-        grid.add_column("")
-        grid.add_column(f"fixed: {_count(self.fixed)}")
+    def _table(self, console: Console) -> None:
+        """Both plans side by side, chunks that begin with the same request on one line."""
+        shipped = {chunk.start: (i, chunk) for i, chunk in enumerate(self.shipped.chunks)}
+        fixed = {chunk.start: (i, chunk) for i, chunk in enumerate(self.fixed.chunks)}
+        if not shipped | fixed:
+            return
+        lines, styles = [], []
         for start in sorted(shipped | fixed):
             left, right = shipped.get(start), fixed.get(start)
-            grid.add_row(_chunk(left), "=" if left == right else "", _chunk(right))
-        return grid
+            equal = left and right and left[1] == right[1]
+            lines.append((*_chunk(left), "=" if equal else "", *_chunk(right)))
+            styles.append("red" if left and left[1].query_end <= left[1].query_start else "")
+        columns = (*_CHUNK_COLUMNS, "", *("fixed", *_CHUNK_COLUMNS[1:]))
+        text_columns = {i for i, column in enumerate(columns) if column not in ("N", "M")}
+        terminal.print_table(console, columns, lines, styles, text_columns=text_columns)
 
 
 def compare_plans(inputs: PrefillPlanInputs) -> Plans:
@@ -185,18 +194,16 @@ def compare_plans(inputs: PrefillPlanInputs) -> Plans:
     )
 
 
-def _count(plan: PlanResult) -> str:
-    return "1 chunk" if len(plan.chunks) == 1 else f"{len(plan.chunks)} chunks"
-
-
-def _chunk(chunk: PlanChunk | None) -> Text:
-    """One chunk in a line; an empty one is marked."""
-    if chunk is None:
-        return Text("")
-    line = (
-        f"requests [{chunk.start}, {chunk.end})  tokens [{chunk.query_start}, {chunk.query_end})  "
-        f"N {chunk.compressed_rows}  M {chunk.workspace_rows}"
+def _chunk(numbered: tuple[int, PlanChunk] | None) -> tuple[str, ...]:
+    """One chunk in _CHUNK_COLUMNS; one without a query token is marked."""
+    if numbered is None:
+        return ("",) * len(_CHUNK_COLUMNS)
+    number, chunk = numbered
+    return (
+        f"chunk {number}",
+        f"[{chunk.start}, {chunk.end})",
+        f"[{chunk.query_start}, {chunk.query_end})",
+        str(chunk.compressed_rows),
+        str(chunk.workspace_rows),
+        "" if chunk.query_end > chunk.query_start else "EMPTY",
     )
-    if chunk.query_end > chunk.query_start:
-        return Text(line)
-    return Text(f"{line}  EMPTY", style="red")

@@ -40,7 +40,7 @@ def show_tables(report: Report, console: Console) -> None:
     for suite in table.suite_tables(report):
         styles = ["red" if failed else "" for failed in suite.failed]
         say(console, suite.title, style="bold")
-        _print(console, suite.columns, suite.lines, styles, text_columns={0})
+        print_table(console, suite.columns, suite.lines, styles, text_columns={0})
     for note in table.COLUMN_NOTES:
         say(console, note, style="dim")
 
@@ -50,7 +50,7 @@ def show_cases(report: Report, console: Console) -> None:
     lines = table.case_lines(report)
     styles = [_STYLES.get(line[0], "red") for line in lines]
     text_columns = {0, 1, len(table.CASE_COLUMNS) - 1}
-    _print(console, table.CASE_COLUMNS, lines, styles, text_columns=text_columns)
+    print_table(console, table.CASE_COLUMNS, lines, styles, text_columns=text_columns)
 
 
 def show_failures(report: Report, console: Console, *, limit: int | None) -> None:
@@ -75,7 +75,7 @@ def say(console: Console, line: str, style: str = "") -> None:
     console.print(Text(line, style=style), soft_wrap=True)
 
 
-def _print(
+def print_table(
     console: Console,
     columns: Sequence[str],
     lines: Sequence[Sequence[str]],

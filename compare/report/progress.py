@@ -61,7 +61,8 @@ class JobProgress:
             done, total, what = self._state
             seconds = time.monotonic() - self._started
             counted = f"{done}/{total}" if total is not None else "starting"
-            print(f"{counted} after {seconds:.0f} s  {what}", file=self._console.file, flush=True)
+            line = f"{counted} after {seconds:.0f} s  {what}".rstrip()
+            print(line, file=self._console.file, flush=True)
             if self._over.wait(_BETWEEN_LINES):
                 return
 

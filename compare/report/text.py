@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from compare.judge.verdict import Worst
 from compare.report import summary
 from compare.report.report import Report, Row
@@ -50,18 +52,21 @@ def passed_lines(row: Row) -> list[str]:
 
 
 def worst_place(worst: Worst) -> str:
-    """``lse[3, 17]: got 1.2, expected 0.8, 3.1 times what is allowed there``."""
+    """``lse[3, 17]: got 1.2, expected 0.8, 3.1 times what is allowed there``; without the last part
+    where the value has to be exactly the expected one."""
     place = ", ".join(map(str, worst.index))
-    return (
-        f"{worst.tensor}[{place}]: got {worst.got:.9g}, expected {worst.expected:.9g}, "
-        f"{worst.share:.3g} times what is allowed there"
-    )
+    values = f"{worst.tensor}[{place}]: got {worst.got:.9g}, expected {worst.expected:.9g}"
+    if not math.isfinite(worst.share):
+        return values
+    return f"{values}, {worst.share:.3g} times what is allowed there"
 
 
 def share(value: float | None) -> str:
     """A share of the bound as a percentage; a dash where there is none."""
     if value is None:
         return "-"
+    if not math.isfinite(value):
+        return str(value)
     return f"{value:.1%}" if value < 10 else f"{value:.3g}x"
 
 
@@ -69,13 +74,17 @@ def number(value: float | None) -> str:
     """A distance with three digits; a dash where nothing was compared."""
     if value is None or value == 0:
         return "-" if value is None else "0"
-    digits, e, exponent = f"{value:.2e}".partition("e")
-    return f"{digits}e{int(exponent)}" if e else digits
+    if not 1e-2 <= value < 1e3:
+        digits, e, exponent = f"{value:.2e}".partition("e")
+        return f"{digits}e{int(exponent)}" if e else digits
+    return f"{value:.3g}"
 
 
 def unsupported_lines(report: Report) -> list[str]:
-    """One line for each candidate and reason: how many cases it stands for."""
+    """One line for each candidate and reason: how many cases it stands for. What the report says
+    already, as unavailable, isn't said again."""
     return [
         f"{candidate}, {summary.plural(len(rows), 'case')}: {reason}"
         for (candidate, reason), rows in summary.unsupported(report).items()
+        if f"{candidate}: {reason}" not in report.unavailable
     ]
