@@ -73,6 +73,20 @@ def test_installs_with_uv_where_there_is_one(machine):
     assert words[1] == ["from-uv", "pip", "install"]
 
 
+def test_pip_installs_where_uv_fails(machine):
+    base = machine.python("python3.12", lacks=BARE)
+    machine.script(
+        "uv",
+        f"case $1 in --version) ;; pip) echo no index >&2; exit 2 ;;"
+        f' *) exec {base} from-uv "$@" ;; esac',
+    )
+    done = machine.start("list")
+    assert done.returncode == 0, done.stderr
+    assert "no index" in done.stderr and "trying pip" in done.stderr
+    assert machine.started()[-1]["python"] == str(machine.venv_python)
+    assert machine.start("list").stderr == ""
+
+
 def test_asks_uv_for_a_python_where_none_is_on_path(machine):
     managed = machine.python("uv-keeps/python", lacks=BARE)
     machine.script(
