@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from jax_impl.mosaic import ptx
 
@@ -26,8 +26,7 @@ _SUSPEND_HINT_NS = 10_000_000
 def initialise(base: ir.Value, arrivals: Sequence[int]) -> None:
     """Thread 0 sets up one barrier per count; all threads of the block must call this."""
     first = ptx.equals(mgpu_utils.thread_idx(), 0)
-    only_first = scf.IfOp(first)
-    with ir.InsertionPoint(only_first.then_block):
+    with ptx.only_if(first):
         for number, count in enumerate(arrivals):
             ptx.asm(
                 "mbarrier.init.shared::cta.b64 [$0], $1;",
@@ -35,7 +34,6 @@ def initialise(base: ir.Value, arrivals: Sequence[int]) -> None:
                 "r,r",
             )
         ptx.asm("fence.mbarrier_init.release.cluster;")
-        scf.yield_([])
     ptx.asm("bar.sync 0;")
 
 

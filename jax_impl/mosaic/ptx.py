@@ -6,7 +6,8 @@ stores to shared memory do).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,12 +15,13 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, scf
 
-from jax_impl.mosaic.layouts import SCALAR
+from jax_impl.mosaic.layouts import MATMUL_TRANSFORMS, SCALAR
 
 WARPGROUP = 128
 WARP = 32
+BF16_BYTES = 2
 
 
 def i32() -> ir.Type:
@@ -76,7 +78,18 @@ def array_type(shape: tuple[int, ...], dtype: Any, layout: Any) -> plgpu.ShapeDt
     return plgpu.ShapeDtypeStruct(shape, dtype, layout=layout)
 
 
+REF = plgpu.RefType()
+MATMUL_REF = plgpu.RefType(MATMUL_TRANSFORMS)
 SCALAR_I32 = array_type((), jnp.int32, SCALAR)
+
+
+@contextlib.contextmanager
+def only_if(condition: ir.Value) -> Iterator[None]:
+    """Emits code for the threads in which the condition holds."""
+    branch = scf.IfOp(condition)
+    with ir.InsertionPoint(branch.then_block):
+        yield
+        scf.yield_([])
 
 
 def smem_address(ref: ir.Value) -> ir.Value:

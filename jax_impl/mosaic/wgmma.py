@@ -24,7 +24,6 @@ from jax_impl.mosaic.layouts import TILE_BYTES, TILE_COLUMNS
 DEPTH = 16
 
 _SWIZZLE_128 = 1 << 30  # in the upper half of a descriptor
-_BF16_BYTES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class SmemMatrix:
 
     def depth_along_columns(self, tile: int, step: int) -> Operand:
         """64 rows, and the 16 columns of a step as the summed axis."""
-        return Operand(self, tile * TILE_BYTES + step * DEPTH * _BF16_BYTES, 0)
+        return Operand(self, tile * TILE_BYTES + step * DEPTH * ptx.BF16_BYTES, 0)
 
     def depth_along_rows(self, tile: int, step: int) -> Operand:
         """The 16 rows of a step as the summed axis, all columns from `tile` on."""
@@ -136,16 +135,3 @@ def a_registers(weights: mgpu.FragmentedArray, step: int) -> list[ir.Value]:
         for group in range(2)
         for half in range(registers.ROW_HALVES)
     ]
-
-
-__all__ = [
-    "DEPTH",
-    "Operand",
-    "SmemMatrix",
-    "a_registers",
-    "commit",
-    "multiply",
-    "order_registers",
-    "pin",
-    "wait",
-]

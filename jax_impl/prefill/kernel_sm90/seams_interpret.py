@@ -41,15 +41,17 @@ def initialise_barriers(barriers_smem: Any) -> None:
 
 
 def wait(barriers_smem: Any, barrier: int, phase: Any, *, before_products: bool = False) -> None:
-    del before_products
-
     @pl.when(phase >= 0)
     def _wait() -> None:
         plgpu.barrier_wait(barriers_smem[barrier])
 
+    if before_products:
+        _fence_generic_to_async()
+
 
 def arrive(barriers_smem: Any, barrier: int, *, before_products: bool = False) -> None:
-    del before_products
+    if before_products:
+        _fence_generic_to_async()
     plgpu.barrier_arrive(barriers_smem[barrier])
 
 
@@ -125,7 +127,11 @@ def start_values_of_smem(
 
 
 def finish_products(in_flight: int, *arrays: Any) -> list[Any]:
-    del in_flight
+    # The tensor core reads shared memory as the TMA unit does, through the async proxy: what a
+    # finished product has read may be overwritten by a TMA copy without a fence. The
+    # interpreter read it like a load, and has to be told.
+    if not in_flight:
+        _fence_generic_to_async()
     return list(arrays)
 
 
@@ -159,6 +165,10 @@ def store_output(out_gmem: Any, out: Any) -> None:
 
 def store_rows(rows_gmem: Any, rows: Any) -> None:
     rows_gmem[...] = rows
+
+
+def _fence_generic_to_async() -> None:
+    plgpu.commit_smem()
 
 
 def _columns(first_tile: int, end_tile: int) -> pl.Slice:

@@ -1,0 +1,64 @@
+"""The hardware's side of the seams: what the kernel does on a Hopper GPU.
+
+Each function has a namesake in seams_interpret.py that does the same for Pallas' interpreter.
+Docstrings stand here. Refs are Pallas refs, arrays are spread over a warpgroup in the layout
+that the function's body names, `problem` is static.
+"""
+
+from jax_impl.prefill.kernel_sm90.seams_cuda.gather import (
+    copy_columns,
+    load_indices,
+    prefetch_queries,
+    prefetch_rows,
+    publish,
+)
+from jax_impl.prefill.kernel_sm90.seams_cuda.products import (
+    finish_products,
+    matmul_scratch,
+    start_scores,
+    start_values_of_registers,
+    start_values_of_smem,
+)
+from jax_impl.prefill.kernel_sm90.seams_cuda.rows import (
+    any_row,
+    get_rows,
+    put_rows,
+    quad_sum,
+    row_partial_sums,
+    store_output,
+    store_rows,
+    store_weights,
+)
+from jax_impl.prefill.kernel_sm90.seams_cuda.synchronisation import (
+    arrive,
+    arrive_after_copies,
+    barrier_scratch,
+    initialise_barriers,
+    wait,
+)
+
+__all__ = [
+    "any_row",
+    "arrive",
+    "arrive_after_copies",
+    "barrier_scratch",
+    "copy_columns",
+    "finish_products",
+    "get_rows",
+    "initialise_barriers",
+    "load_indices",
+    "matmul_scratch",
+    "prefetch_queries",
+    "prefetch_rows",
+    "publish",
+    "put_rows",
+    "quad_sum",
+    "row_partial_sums",
+    "start_scores",
+    "start_values_of_registers",
+    "start_values_of_smem",
+    "store_output",
+    "store_rows",
+    "store_weights",
+    "wait",
+]
