@@ -50,11 +50,8 @@ class UnknownGolden(LookupError):
 class GoldenImplementation:
     """The recorded results of one kernel on one device, as something to compare with.
 
-    name: golden:DEVICE/KERNEL. A case of sparse prefill that runs chunk by chunk is answered whole:
-    its recorded result is that of all chunks.
+    name: golden:DEVICE/KERNEL. A case that runs chunk by chunk is answered whole.
     """
-
-    takes_chunks = False
 
     def __init__(self, name: str) -> None:
         self.folder = goldens_folder() / name

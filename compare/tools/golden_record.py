@@ -1,7 +1,8 @@
 """Recording results, so that a machine without the kernel can be compared with it.
 
-A result is kept only where it passes the judge against the oracle under both profiles, and only
-from a clean tree, so that `revision` in the manifest is the code that made the inputs.
+A result is kept only where it passes the judge against the oracle (on data of FlashMLA's own tests
+under both profiles), and only from a clean tree, so that `revision` in the manifest is the code
+that made the inputs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from compare.cases.case import Case
 from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.judge.verdict import Status
 from compare.run.implementations import Implementation, Unsupported
 from compare.run.result import SparsePrefillResult
@@ -159,8 +161,10 @@ class _Refused(Exception):
 def _found(implementation: str | Implementation, device: str | None) -> Implementation:
     if not isinstance(implementation, str):
         return implementation
-    from compare.run.registry import find
+    from compare.run.registry import find, reason
 
+    if why := reason(implementation, device):
+        raise RecordingRefused(f"{implementation} can't run here: {why}")
     return find(implementation, device)
 
 
@@ -177,12 +181,11 @@ def _record_case(
     kernel: Implementation, case: Case, inputs: SparsePrefillInputs, facts: dict[str, Any]
 ) -> tuple[PrefillEntry, bytes]:
     """The entry and the file's content of one case."""
-    from compare.cases.sparse_prefill import SparsePrefillCase
     from compare.cases.streams import GENERATOR_VERSION
 
     assert isinstance(case, SparsePrefillCase)
     result = _run(kernel, case, inputs)
-    _check_verdict(inputs, result)
+    _check_verdict(case, inputs, result)
     line = str(case)
     total = result.lse.size
     rows, special = choose_rows(inputs, result.lse, case.seed)
@@ -208,12 +211,10 @@ def _record_case(
 
 
 def _run(kernel: Implementation, case: Case, inputs: SparsePrefillInputs) -> SparsePrefillResult:
-    from compare.run.chunks import run_chunks
-
     if reason := kernel.supports(case):
         raise _Refused(reason)
     try:
-        result = kernel.run(inputs) if inputs.chunks is None else run_chunks(kernel, inputs)
+        result = kernel.run(inputs)
     except Unsupported as reason:
         raise _Refused(str(reason)) from reason
     except Exception as error:  # an implementation may fail in any way; the other cases go on
@@ -224,10 +225,15 @@ def _run(kernel: Implementation, case: Case, inputs: SparsePrefillInputs) -> Spa
     return result
 
 
-def _check_verdict(inputs: SparsePrefillInputs, result: SparsePrefillResult) -> None:
+def _check_verdict(
+    case: SparsePrefillCase, inputs: SparsePrefillInputs, result: SparsePrefillResult
+) -> None:
     from compare.judge.sparse_prefill import judge
 
-    verdict = judge(inputs, result, None, profile="both")
+    # FlashMLA's tolerances are absolute numbers for the size of its own data: with values ten times
+    # as large, the rounding of a right kernel is outside them where an element is near zero.
+    profile = "both" if case.data == "flashmla" else "calibrated"
+    verdict = judge(inputs, result, None, profile=profile)
     if verdict.status is not Status.PASS:
         raise _Refused(f"the judge says {verdict.status.value}: {verdict.reason}")
 

@@ -6,16 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-import torch_ref
 from compare.cases.case import Case
-from compare.cases.inputs import Inputs, SparsePrefillInputs
-from compare.run.convert import to_numpy, to_torch
+from compare.cases.inputs import Inputs
+from compare.run import registry
 from compare.run.result import SparsePrefillResult
 from compare.tools import golden_record
 
 
 class EagerKernel:
-    """torch_ref.sparse_prefill as an implementation; `change` makes a wrong one of it."""
+    """The implementation `torch` under another name; `change` makes a wrong one of it."""
 
     name = "eager"
     suites = frozenset({"sparse-prefill"})
@@ -24,28 +23,22 @@ class EagerKernel:
         self, change: Callable[[SparsePrefillResult], SparsePrefillResult] = lambda result: result
     ) -> None:
         self.change = change
-        self.calls: list[int] = []
+        self.ran: list[str] = []
 
     def supports(self, case: Case) -> str | None:
         return None
 
     def run(self, inputs: Inputs) -> SparsePrefillResult:
-        assert isinstance(inputs, SparsePrefillInputs)
-        self.calls.append(len(inputs.q))
-        optional = {
-            name: to_torch(array)
-            for name in ("attn_sink", "topk_length")
-            if (array := getattr(inputs, name)) is not None
-        }
-        result = torch_ref.sparse_prefill(
-            to_torch(inputs.q),
-            to_torch(inputs.kv),
-            to_torch(inputs.indices),
-            inputs.sm_scale,
-            **optional,
-        )
-        arrays = {name: to_numpy(getattr(result, name)) for name in ("out", "max_logits", "lse")}
-        return self.change(SparsePrefillResult(**arrays, notes=("ran eagerly",)))
+        self.ran.append(str(inputs.case))
+        result = registry.in_process("torch", "cpu").run(inputs)
+        assert isinstance(result, SparsePrefillResult)
+        return self.change(result)
+
+
+@pytest.fixture
+def eager() -> type[EagerKernel]:
+    """The kernel's class: eager() is right, eager(change) changes each result."""
+    return EagerKernel
 
 
 @pytest.fixture
@@ -53,9 +46,3 @@ def clean_tree(monkeypatch: pytest.MonkeyPatch) -> str:
     """A known revision of a clean tree, whatever state the checkout is in."""
     monkeypatch.setattr(golden_record, "code_revision", lambda *_, **__: "0123abc")
     return "0123abc"
-
-
-@pytest.fixture
-def eager() -> type[EagerKernel]:
-    """The kernel's class: eager() is right, eager(change) changes each result."""
-    return EagerKernel

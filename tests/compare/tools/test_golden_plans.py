@@ -9,7 +9,7 @@ import pytest
 
 import torch_ref.planning
 from compare.cases.inputs import PrefillPlanInputs
-from compare.run.result import PlanChunk
+from compare.run.result import PlanChunk, PlanResult
 from compare.suites import make_inputs, parse_case
 from compare.tools.golden import GoldenImplementation, available, golden_cases
 from compare.tools.golden_format import PlanEntry, read_manifest, write_manifest
@@ -22,7 +22,9 @@ CASES = golden_cases(NAME)
 def recorded(line: str) -> tuple[PrefillPlanInputs, tuple[PlanChunk, ...]]:
     inputs = make_inputs(parse_case(line))
     assert isinstance(inputs, PrefillPlanInputs)
-    return inputs, GoldenImplementation(NAME).run(inputs).chunks
+    plan = GoldenImplementation(NAME).run(inputs)
+    assert isinstance(plan, PlanResult)
+    return inputs, plan.chunks
 
 
 def arguments(inputs: PrefillPlanInputs) -> dict:

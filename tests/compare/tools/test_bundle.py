@@ -1,0 +1,207 @@
+"""One's own tensors in a file: what is judged, and what is refused with a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compare.cases.inputs import SparsePrefillInputs
+from compare.judge.verdict import Status
+from compare.suites import make_inputs, parse_case
+from compare.tools.bundle import BundleError, compare_files, save_bundle
+from compare.tools.tensor_file import read_tensors, tensor_bytes
+
+LINE = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,sink=mixed,length=ragged,seed=1"
+OTHER = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,seed=2"
+
+
+def inputs_of(line: str) -> SparsePrefillInputs:
+    inputs = make_inputs(parse_case(line))
+    assert isinstance(inputs, SparsePrefillInputs)
+    return inputs
+
+
+def own(inputs: SparsePrefillInputs) -> SparsePrefillInputs:
+    """The same tensors without a case."""
+    return dataclasses.replace(inputs, case=None)
+
+
+def rewrite(path: Path, metadata: dict[str, str] | None = None, **changes) -> None:
+    tensors, old = read_tensors(path)
+    tensors = {name: array for name, array in (tensors | changes).items() if array is not None}
+    path.write_bytes(tensor_bytes(tensors, old if metadata is None else metadata))
+
+
+@pytest.fixture(params=["case", "tensors"])
+def mine(request: pytest.FixtureRequest, tmp_path: Path, eager) -> Path:
+    """A right result, saved by its case line or with its own input tensors."""
+    inputs = inputs_of(LINE)
+    path = tmp_path / "mine.safetensors"
+    save_bundle(path, inputs if request.param == "case" else own(inputs), eager().run(inputs))
+    return path
+
+
+def test_a_right_result_passes_against_the_oracle_alone(mine):
+    report = compare_files(mine)
+    (row,) = report.rows
+    assert row.verdict.status is Status.PASS, row.verdict.reason
+    assert row.reference is None
+    assert row.candidate == str(mine)
+    assert report.exit_status == 0
+
+
+def test_one_wrong_row_fails(mine):
+    tensors, _ = read_tensors(mine)
+    out = np.array(tensors["out"])
+    out[1, 2] = -out[1, 2] + ml_dtypes.bfloat16(1)
+    rewrite(mine, out=out)
+    report = compare_files(mine)
+    assert report.rows[0].verdict.status in (Status.NUMERIC, Status.SPECIAL)
+    assert report.exit_status == 1
+
+
+def test_the_other_file_is_the_reference(mine, tmp_path, eager):
+    inputs = inputs_of(LINE)
+    theirs = tmp_path / "theirs.safetensors"
+    save_bundle(theirs, inputs, eager().run(inputs))
+    (row,) = compare_files(mine, theirs).rows
+    assert row.reference == str(theirs)
+    assert row.verdict.status is Status.PASS
+    assert row.verdict.against_reference["lse"].max_abs == 0
+
+
+def test_a_reference_needs_no_inputs(mine, tmp_path):
+    tensors, _ = read_tensors(mine)
+    theirs = tmp_path / "theirs.safetensors"
+    results = {name: tensors[name] for name in ("out", "lse", "max_logits")}
+    theirs.write_bytes(tensor_bytes(results, {}))
+    assert compare_files(mine, theirs).exit_status == 0
+
+
+def test_a_reference_of_another_call_is_refused(mine, tmp_path, eager):
+    theirs = tmp_path / "theirs.safetensors"
+    save_bundle(theirs, inputs_of(OTHER), eager().run(inputs_of(OTHER)))
+    with pytest.raises(BundleError, match=r"theirs\.safetensors is another call"):
+        compare_files(mine, theirs)
+
+
+def test_some_rows_of_out_are_enough(tmp_path, eager):
+    inputs = inputs_of(LINE)
+    result = eager().run(inputs)
+    rows = np.array([0, 3, 7], np.int32)
+    some = dataclasses.replace(result, out=result.out.reshape(8, 512)[rows], out_rows=rows)
+    save_bundle(tmp_path / "some.safetensors", inputs, some)
+    (row,) = compare_files(tmp_path / "some.safetensors").rows
+    assert row.verdict.status is Status.PASS
+
+
+def test_strided_inputs_come_back_as_values(tmp_path, eager):
+    inputs = inputs_of(LINE.replace("seed", "strided=1,seed"))
+    assert not inputs.q.flags.c_contiguous
+    save_bundle(tmp_path / "own.safetensors", own(inputs), eager().run(inputs))
+    assert compare_files(tmp_path / "own.safetensors").exit_status == 0
+
+
+def test_max_logits_may_be_missing(mine):
+    rewrite(mine, max_logits=None)
+    verdict = compare_files(mine).rows[0].verdict
+    assert verdict.status is Status.PASS
+    assert "max_logits" in " ".join(verdict.not_compared)
+
+
+def test_flash_mla_shapes_with_a_head_axis_are_taken(tmp_path, eager):
+    inputs = own(inputs_of(LINE))
+    path = tmp_path / "own.safetensors"
+    save_bundle(path, inputs, eager().run(inputs))
+    rewrite(path, kv=np.ascontiguousarray(inputs.kv)[:, None], indices=inputs.indices[:, None])
+    assert compare_files(path).exit_status == 0
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, eager) -> Path:
+    """A bundle with its own input tensors."""
+    inputs = own(inputs_of(LINE))
+    save_bundle(tmp_path / "own.safetensors", inputs, eager().run(inputs))
+    return tmp_path / "own.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"q": None}, "lacks the input q: give q, kv, indices and sm_scale, or a case line"),
+        ({"out": None}, "lacks the result out; out and lse are needed"),
+        ({"output": np.zeros(1)}, "holds the tensor output; accepted are q, kv"),
+        (
+            {"indices": np.zeros((2, 64), np.int64)},
+            r"indices is int64 \[2, 64\]; accepted is int32",
+        ),
+        ({"indices": np.zeros((3, 64), np.int32)}, r"indices is int32 \[3, 64\], so T is 3, and 2"),
+        ({"q": np.zeros((2, 4, 512), np.float32)}, r"q is float32 .*; accepted is bfloat16 \[T, H"),
+        ({"q": np.zeros((2, 4, 500), ml_dtypes.bfloat16)}, "accepted for D are 512 and 576"),
+        (
+            {"attn_sink": np.zeros(5, np.float32)},
+            r"attn_sink is float32 \[5\], so H is 5, and 4 in q",
+        ),
+        ({"out_rows": np.zeros(3, np.int64)}, r"out_rows is int64 \[3\]; accepted is int32"),
+        ({"kv": np.zeros((100, 512), ml_dtypes.bfloat16)}, "inputs with SHA-256 .* were changed"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(bundle, changes, sentence):
+    rewrite(bundle, **changes)
+    with pytest.raises(BundleError, match=f"own.safetensors.* {sentence}"):
+        compare_files(bundle)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({}, "sm_scale is '' in the metadata; accepted is a finite number"),
+        ({"sm_scale": "nan"}, "sm_scale is 'nan'"),
+        ({"sm_scale": "1", "suite": "dcp"}, "has suite=dcp in its metadata"),
+        ({"case": LINE}, "names a case in its metadata and holds the input q too"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_named(bundle, metadata, sentence):
+    rewrite(bundle, metadata)
+    with pytest.raises(BundleError, match=sentence):
+        compare_files(bundle)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("sparse-prefill:s_w=2", "has an unknown case in its metadata: .* has no key 's_w'"),
+        ("prefill-plan:seq=1,q=1", "has a case of prefill-plan; bundles hold sparse-prefill"),
+        (OTHER, "was computed from inputs with SHA-256"),
+    ],
+)
+def test_a_case_that_does_not_fit_is_named(tmp_path, eager, line, sentence):
+    inputs = inputs_of(LINE)
+    path = tmp_path / "mine.safetensors"
+    save_bundle(path, inputs, eager().run(inputs))
+    _, metadata = read_tensors(path)
+    rewrite(path, metadata | {"case": line})
+    with pytest.raises(BundleError, match=sentence):
+        compare_files(path)
+
+
+def test_a_file_that_is_none_is_named(tmp_path):
+    with pytest.raises(
+        BundleError, match=r"gone\.safetensors can't be taken as a bundle: there is no"
+    ):
+        compare_files(tmp_path / "gone.safetensors")
+    (tmp_path / "text.safetensors").write_text("text")
+    with pytest.raises(BundleError, match="isn't a readable safetensors file"):
+        compare_files(tmp_path / "text.safetensors")
+
+
+def test_chunks_of_a_callers_own_are_refused(tmp_path, eager):
+    inputs = own(inputs_of(LINE))
+    with pytest.raises(ValueError, match="chunks of a caller's own"):
+        save_bundle(
+            tmp_path / "x", dataclasses.replace(inputs, chunks=((0, 2),)), eager().run(inputs)
+        )
