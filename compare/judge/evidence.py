@@ -158,9 +158,11 @@ class Evidence:
     def oracle(self, tokens: Int64[np.ndarray, " n"], variant: Variant | None = None) -> OracleRows:
         """The oracle on these tokens, uncached; variant: a known deviation from the contract."""
         import torch_ref
+        from torch_ref.variants import CONTRACT
 
-        extra = {} if variant is None else {"variant": variant}
-        found = torch_ref.sparse_prefill_oracle(**self._arguments(tokens), **extra)
+        found = torch_ref.sparse_prefill_oracle(
+            **self._arguments(tokens), variant=variant or CONTRACT
+        )
         return OracleRows(
             out=found.out.cpu().numpy(),
             max_logits=found.max_logits.cpu().numpy(),

@@ -10,6 +10,6 @@ JUDGES: dict[str, ModuleType] = {
     "sparse-prefill": sparse_prefill,
     "prefill-plan": prefill_plan,
 }
-"""By suite: a module with judge(inputs, candidate, reference, *, profile, evidence); where evidence is
-worth sharing among candidates, with a class Evidence(inputs, device) too.
+"""By suite: a module with judge(inputs, candidate, reference, *, profile, evidence), and where
+evidence is worth sharing among candidates with Evidence(inputs, device).
 """

@@ -200,11 +200,11 @@ def _count_into(bins: np.ndarray, values: np.ndarray) -> None:
     np.add(bins, np.bincount(bits >> _DROPPED_BITS, minlength=_BINS)[:_BINS], out=bins)
 
 
-def _quantiles(bins: np.ndarray) -> tuple[float, ...]:
+def _quantiles(bins: np.ndarray) -> tuple[float, float]:
     """The lower edge of the bin that holds each quantile; 0 where nothing was counted."""
     total = np.cumsum(bins)
     if total[-1] == 0:
-        return (0.0,) * len(_QUANTILES)
+        return 0.0, 0.0
     at = [int(np.searchsorted(total, math.ceil(q * int(total[-1])))) for q in _QUANTILES]
     edges = (np.array(at, np.uint32) << np.uint32(_DROPPED_BITS)).view(np.float32)
-    return tuple(map(float, edges))
+    return float(edges[0]), float(edges[1])

@@ -15,7 +15,7 @@ from compare.run.result import PlanChunk
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Violation:
-    """A rule that a plan breaks: P1..P7, or "form" for a chunk that isn't one. chunk: its number."""
+    """A broken rule: P1..P7, or "form" where a chunk isn't one. chunk: its number."""
 
     rule: str
     chunk: int | None
@@ -225,7 +225,7 @@ def _equals_shipped(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) ->
             rule="P5",
             chunk=i,
             sentence=f"{_named(i, chunks[i])} has N = {chunks[i].compressed_rows} and "
-            f"M = {chunks[i].workspace_rows}; where every request has tokens the shipped rules hold "
-            f"and give N = {due[i].compressed_rows} and M = {due[i].workspace_rows}",
+            f"M = {chunks[i].workspace_rows}; without zero-query requests the shipped rules "
+            f"hold and give N = {due[i].compressed_rows} and M = {due[i].workspace_rows}",
         )
     ]

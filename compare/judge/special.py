@@ -10,7 +10,6 @@ import math
 import numpy as np
 from jaxtyping import Int64
 
-from compare.judge.metrics import to_float64
 from compare.judge.result_view import ResultView
 from compare.judge.row_kinds import RowKinds
 from compare.judge.verdict import Worst
@@ -109,17 +108,16 @@ class SpecialValues:
         )
         finding.count += int(np.count_nonzero(wrong))
         index = np.argwhere(wrong)
+        axes = places.ndim - 1
         if finding.first is None:
             row = tuple(index[0])
-            axes = places.ndim - 1
             finding.first = Worst(
                 tensor=tensor,
                 index=(*map(int, places[row[:axes]]), *map(int, row[axes:])),
-                got=float(to_float64(got[row])),
+                got=float(got[row]),
                 expected=expected,
                 share=math.inf,
             )
-        axes = places.ndim - 1
         tokens = np.unique(places[tuple(index[:, :axes].T)][:, 0])
         room = SUSPECTS - len(self.suspects)
         self.suspects += [int(t) for t in tokens[:room] if t not in self.suspects]

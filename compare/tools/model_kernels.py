@@ -29,7 +29,8 @@ class Freedom:
 
     block: keys in a block. order: ascending, descending or shuffled blocks. lazy: in base 2, how far
     the maximum may grow before the sums are rescaled; 0 rescales at once. rounds_twice: P of every
-    other block is rounded again after it was rescaled, as FlashMLA does for half of its columns.
+    other block is rounded, rescaled to the next block's maximum and rounded again; FlashMLA comes
+    near this, it rescales P of the first block of each pair for half of the columns.
     truncates: sums of 16 products are added as Hopper's tensor cores do, towards zero. fast_math:
     exp2 with relative errors up to 2^-22, subnormals flushed.
     """
@@ -102,9 +103,9 @@ def _token(
         L = L * scale + p.sum(axis=1, dtype=np.float32)
         rounded = p.astype(ml_dtypes.bfloat16).astype(np.float32)
         if freedom.rounds_twice and step % 2 == 0:
-            later = np.float32(0.7)  # any factor below 1: P is rounded, rescaled and rounded again
-            again = (rounded * later).astype(ml_dtypes.bfloat16).astype(np.float32)
-            rounded = again / later
+            rounded = _rounded_again(
+                rounded, scores, starts[step + 1 : step + 2], reference, freedom
+            )
         weighted = dot(rounded.astype(np.float64), keys[block, : inputs.d_v])
         acc = acc * scale[:, None] + weighted
     weight = L
@@ -115,6 +116,22 @@ def _token(
         inverse = np.where(np.abs(inverse) < np.float32(2.0**-126), np.float32(0.0), inverse)
     out = (acc * inverse[:, None]).astype(ml_dtypes.bfloat16)
     return out, maximum * _LN2, np.log(L) + reference * _LN2
+
+
+def _rounded_again(
+    rounded: Float32[np.ndarray, "H k"],
+    scores: Float32[np.ndarray, "H K"],
+    next_start: np.ndarray,
+    reference: Float32[np.ndarray, " H"],
+    freedom: Freedom,
+) -> Float32[np.ndarray, "H k"]:
+    """P rescaled to the maximum that the next block brings and rounded there, in units of before."""
+    if len(next_start) == 0:
+        return rounded
+    following = scores[:, next_start[0] : next_start[0] + freedom.block]
+    change = np.exp2(reference - np.fmax(reference, np.fmax.reduce(following, axis=1)))[:, None]
+    again = (rounded * change).astype(ml_dtypes.bfloat16).astype(np.float32)
+    return np.where(change > np.float32(2.0**-100), again / change, rounded)
 
 
 def _exp2(
