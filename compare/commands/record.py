@@ -35,7 +35,7 @@ def record(
     A result is kept only if the judge passes it, and only from a clean git tree. Exit status: 0 all
     recorded, 1 some were refused, 2 the words are off, 3 the kernel isn't available.
     """
-    from compare.tools.golden import RecordingRefused
+    from compare.tools.golden import KernelNotHere, RecordingRefused
     from compare.tools.golden import record as record_golden
 
     cases = cases_of(words or ["sparse-prefill"], full=full, cases_of_suite=catalogue_cases)
@@ -51,7 +51,7 @@ def record(
         )
     except RecordingRefused as refusal:
         typer.echo(str(refusal), err=True)
-        done, status = refusal.recording, 1
+        done, status = refusal.recording, 3 if isinstance(refusal, KernelNotHere) else 1
     else:
         status = 0
     typer.echo(f"{out}: {len(done.recorded)} recorded, {len(done.kept)} kept as they were")

@@ -270,15 +270,22 @@ def _compile(
 
 
 def _functions(options: argparse.Namespace) -> dict[str, sides.JaxFunction | None]:
-    """Every contender by name, the reference among them."""
-    functions: dict[str, sides.JaxFunction | None] = {}
-    for name in [options.reference, *(options.candidate or ["pallas"])]:
-        functions[name] = sides.backend(name) if name in JAX_SIDES else None
+    """Every contender by name, the reference among them. Raises ValueError for a name given
+    twice.
+    """
+    named: list[tuple[str, sides.JaxFunction | None]] = [
+        (name, sides.backend(name) if name in JAX_SIDES else None)
+        for name in [options.reference, *(options.candidate or ["pallas"])]
+    ]
     for text in options.config:
         name, config = sides.parse_config(text)
-        functions[name] = sides.configured(config)
-    for text in options.also:
-        functions[f"{Path(text).name}"] = sides.load_function(text)
+        named.append((name, sides.configured(config)))
+    named += [(Path(text).name, sides.load_function(text)) for text in options.also]
+    functions = dict(named)
+    if len(functions) != len(named):
+        names = [name for name, _ in named]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two contenders are called {twice!r}; each needs a name of its own")
     return functions
 
 

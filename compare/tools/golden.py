@@ -26,12 +26,13 @@ from compare.tools.golden_format import (
     goldens_folder,
     read_manifest,
 )
-from compare.tools.golden_record import Recording, RecordingRefused, record
+from compare.tools.golden_record import KernelNotHere, Recording, RecordingRefused, record
 from compare.tools.tensor_file import read_tensors
 
 __all__ = [
     "DamagedGolden",
     "GoldenImplementation",
+    "KernelNotHere",
     "Recording",
     "RecordingRefused",
     "UnknownGolden",

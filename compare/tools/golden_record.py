@@ -51,6 +51,10 @@ class RecordingRefused(RuntimeError):
         self.recording = recording or Recording()
 
 
+class KernelNotHere(RecordingRefused):
+    """The implementation can't run on this machine at all; the message is the reason."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recording:
     """What one call of record did, by case line; refused: with the reason."""
@@ -78,7 +82,8 @@ def record(
     before the next one starts: an interrupted recording loses nothing and is taken up by the same
     call. `progress` gets a line for each case.
 
-    Raises RecordingRefused before anything runs where the git tree is dirty (unless `allow_dirty`:
+    Raises KernelNotHere where a named implementation can't run on this machine. Raises
+    RecordingRefused before anything runs where the git tree is dirty (unless `allow_dirty`:
     the revision then says so) or unknown (no git here and no MLA_CROSSCHECK_REVISION); and at the
     end, when the other cases are recorded, for cases that the implementation couldn't run, whose
     result fails the judge, or that would make the folder too large. Raises DamagedGolden for a
@@ -164,7 +169,7 @@ def _found(implementation: str | Implementation, device: str | None) -> Implemen
     from compare.run.registry import find, reason
 
     if why := reason(implementation, device):
-        raise RecordingRefused(f"{implementation} can't run here: {why}")
+        raise KernelNotHere(f"{implementation} can't run here: {why}")
     return find(implementation, device)
 
 

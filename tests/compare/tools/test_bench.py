@@ -142,6 +142,8 @@ def test_the_file_is_written_after_each_shape(tmp_path, monkeypatch):
         (["--config", "num_ctas=2"], "write NAME:key=value"),
         (["--config", "a:num_ctas=0"], "num_ctas must be at least 1"),
         (["--launches", "0"], "launches is 0"),
+        (["--candidate", "torch"], "two contenders are called 'torch'"),
+        (["--config", "pallas:num_ctas=2"], "two contenders are called 'pallas'"),
     ],
 )
 def test_words_that_are_off_end_with_status_2(tmp_path, capsys, words, sentence):

@@ -12,10 +12,11 @@ import pytest
 import compare.judge.sparse_prefill
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judge.verdict import Status, Verdict
+from compare.run import registry
 from compare.run.result import SparsePrefillResult
 from compare.suites import make_inputs, parse_case
 from compare.tools import golden_record
-from compare.tools.golden import GoldenImplementation, RecordingRefused, record
+from compare.tools.golden import GoldenImplementation, KernelNotHere, RecordingRefused, record
 from compare.tools.golden_format import DamagedGolden, PrefillEntry, array_sha256, read_manifest
 from compare.tools.golden_record import code_revision
 
@@ -171,6 +172,19 @@ def test_a_damaged_manifest_is_not_overwritten(eager, folder, clean_tree):
     (folder / "manifest.json").write_text("{")
     with pytest.raises(DamagedGolden, match="can't be read as a manifest"):
         record(eager(), [WIDE], folder)
+
+
+def test_a_kernel_that_cannot_run_here_is_refused_with_the_reason(folder, clean_tree, monkeypatch):
+    monkeypatch.setattr(registry, "reason", lambda name, device: "torch sees no GPU")
+    with pytest.raises(KernelNotHere, match="flash_mla can't run here: torch sees no GPU"):
+        record("flash_mla", [PLAIN], folder)
+
+
+def test_an_implementation_is_found_by_its_name(folder, clean_tree):
+    assert record("torch", [WIDE], folder, device="cpu").recorded == (WIDE,)
+    (entry,) = read_manifest(folder).entries
+    assert isinstance(entry, PrefillEntry)
+    assert entry.build["name"] == "torch"
 
 
 def git(root: Path, *words: str) -> None:
