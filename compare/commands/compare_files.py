@@ -39,8 +39,7 @@ def compare_files(
     for path in (mine, theirs):
         if path is not None and not path.is_file():
             raise WordsOff(f"there is no file {path}")
-    with JobProgress() as progress:
-        progress(0, 1, f"judging {mine}")
+    with JobProgress(f"judging {mine}"):
         try:
             found = bundle.compare_files(mine, theirs, profile=profile)
         except bundle.BundleError as error:

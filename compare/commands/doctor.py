@@ -19,8 +19,7 @@ def doctor() -> int:
     """
     from compare.run import registry
 
-    with JobProgress() as progress:
-        progress(0, 1, "asking each implementation whether it runs here")
+    with JobProgress("asking each implementation whether it runs here"):
         found = registry.describe()
     console = Console(highlight=False)
     for name, value in environment().items():

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from compare.cases.case import Case
 from compare.commands.words import cases_of, catalogue_cases, command
 from compare.report import console as terminal
+from compare.report import summary
+from compare.report.progress import JobProgress
 from compare.suites import SUITES
 
 
@@ -37,50 +37,45 @@ def list_(
         counts = [len(catalogue_cases(suite.name, all_of_them)) for all_of_them in (False, True)]
         more = f", {counts[1]} with --full" if counts[1] != counts[0] else ""
         terminal.say(console, f"{suite.name}: {counts[0]} cases{more}", style="bold")
-        console.print(keys_table(suite.case_type))
+        _print(console, ("key", "default", "accepted"), keys(suite.case_type))
     terminal.say(console, "Implementations", style="bold")
-    console.print(implementations_table())
+    _print(console, ("name", "here", "what"), implementations())
     terminal.say(console, "Recorded results", style="bold")
-    console.print(goldens_table())
+    _print(console, ("name", "cases"), recorded())
     return 0
 
 
-def keys_table(case_type: type[Case]) -> Table:
-    """The keys of a case line, with their defaults and what each accepts."""
-    grid = _grid("key", "default", "accepted")
-    for field in dataclasses.fields(case_type):
-        key = field.metadata["key"]
-        grid.add_row(field.name, Text(key.show(field.default)), Text(key.accepted))
-    return grid
+def keys(case_type: type[Case]) -> list[tuple[str, str, str]]:
+    """The keys of a case line: name, default, what is accepted."""
+    fields = [(field, field.metadata["key"]) for field in dataclasses.fields(case_type)]
+    return [(field.name, key.show(field.default), key.accepted) for field, key in fields]
 
 
-def implementations_table() -> Table:
-    """Every implementation that the registry offers: what it is, and what keeps it from running."""
+def implementations() -> list[tuple[str, str, str]]:
+    """Every implementation that the registry offers: name, whether it runs here, what it is;
+    `doctor` has the reasons.
+    """
     from compare.run import registry
 
-    grid = _grid("name", "what", "here")
-    for name, what, reason in registry.describe():
-        grid.add_row(Text(name), Text(what), Text("runs" if reason is None else reason))
-    return grid
+    with JobProgress("asking each implementation whether it runs here"):
+        found = registry.describe()
+    return [(name, "no" if reason else "yes", what) for name, what, reason in found]
 
 
-def goldens_table() -> Table:
-    """The recorded results, with how many cases each holds."""
-    from compare.tools.golden import DamagedGolden, available, golden_cases
+def recorded() -> list[tuple[str, str]]:
+    """The recorded results: name, and how many cases there are, or what is damaged."""
+    from compare.tools import golden
 
-    grid = _grid("name", "cases")
-    for name in available():
-        cases: Any
+    lines = []
+    for name in golden.available():
         try:
-            cases = str(len(golden_cases(name)))
-        except DamagedGolden as error:
-            cases = str(error)
-        grid.add_row(Text(f"golden:{name}"), Text(cases))
-    return grid
+            held = summary.plural(len(golden.golden_cases(name)), "case")
+        except golden.DamagedGolden as error:
+            held = str(error)
+        lines.append((f"golden:{name}", held))
+    return lines
 
 
-def _grid(*columns: str) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        grid.add_column(column, no_wrap=i == 0)
-    return grid
+def _print(console: Console, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    text_columns = set(range(len(columns)))
+    terminal.print_table(console, columns, lines, [""] * len(lines), text_columns=text_columns)

@@ -80,7 +80,7 @@ def run(
     cases = cases_of(words or [], full=full, cases_of_suite=catalogue_cases)
     chosen = matching(cases, pattern)
 
-    with JobProgress(quiet=quiet) as progress:
+    with JobProgress("loading the implementations", quiet=quiet) as progress:
         found = runner.run(
             chosen,
             candidate or None,
@@ -95,9 +95,9 @@ def run(
         )
     found = dataclasses.replace(found, require=require)
     console = Console(highlight=False)
-    terminal.show(found, console, verbose=verbose, quiet=quiet)
     if not chosen:
         terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
+    terminal.show(found, console, verbose=verbose, quiet=quiet)
     report_files.write(found, console)
     return found.exit_status
 

@@ -29,10 +29,11 @@ def show(report: Report, console: Console, *, verbose: bool = False, quiet: bool
     if not quiet:
         for line in text.unsupported_lines(report):
             say(console, f"UNSUPPORTED {line}", style="dim")
+    headline = summary.headline(report)
     for sentence in summary.problems(report):
-        say(console, sentence, style="yellow")
-    good = report.exit_status == 0
-    say(console, summary.headline(report), style="bold green" if good else "bold red")
+        if not headline.startswith(sentence.rstrip(".")):
+            say(console, sentence, style="yellow")
+    say(console, headline, style="bold green" if report.exit_status == 0 else "bold red")
 
 
 def show_tables(report: Report, console: Console) -> None:
@@ -41,7 +42,7 @@ def show_tables(report: Report, console: Console) -> None:
         styles = ["red" if failed else "" for failed in suite.failed]
         say(console, suite.title, style="bold")
         print_table(console, suite.columns, suite.lines, styles, text_columns={0})
-    for note in table.COLUMN_NOTES:
+    for note in table.column_notes(report):
         say(console, note, style="dim")
 
 

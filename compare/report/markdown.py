@@ -29,8 +29,8 @@ _TEMPLATE = """\
 {% for line in suite.lines %}{{ line | line }}
 {% endfor %}
 {%- endfor %}
-{% if suites %}{% for note in column_notes %}{{ note | cell }}<br>
-{% endfor %}{% endif %}
+{% for note in column_notes %}{{ note | cell }}<br>
+{% endfor %}
 {%- if failures %}
 
 ## Failures
@@ -91,7 +91,7 @@ def render(report: Report) -> str:
             environment=summary.environment_line(report),
             problems=summary.problems(report),
             suites=table.suite_tables(report),
-            column_notes=table.COLUMN_NOTES,
+            column_notes=table.column_notes(report),
             failures=[text.failure_lines(row, report) for row in failed[:_FAILURE_LIMIT]],
             failures_left=max(0, len(failed) - _FAILURE_LIMIT),
             unsupported=text.unsupported_lines(report),

@@ -16,17 +16,20 @@ _BETWEEN_LINES = 10.0  # seconds between plain lines
 
 
 class JobProgress:
-    """``with JobProgress() as progress: progress(done, total, what)``, from any thread.
+    """``with JobProgress(first) as progress: progress(done, total, what)``, from any thread.
 
-    The job calls it whenever a step begins or ends: done of total steps, and in a few words what is
-    being worked on. What is shown has a thread of its own, so that a single long step shows too.
+    The job calls it whenever a step begins or ends: done of total steps, and in a few words what
+    is being worked on; `first` until then. What is shown has a thread of its own, so that a
+    single long step shows too.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self, first: str = "starting", stream: TextIO | None = None, *, quiet: bool = False
+    ) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
         self._quiet = quiet
         self._started = time.monotonic()
-        self._state: tuple[int, int | None, str] = (0, None, "")
+        self._state: tuple[int, int | None, str] = (0, None, first)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
@@ -60,8 +63,8 @@ class JobProgress:
         while True:
             done, total, what = self._state
             seconds = time.monotonic() - self._started
-            counted = f"{done}/{total}" if total is not None else "starting"
-            line = f"{counted} after {seconds:.0f} s  {what}".rstrip()
+            counted = f"{done}/{total} " if total is not None else ""
+            line = f"{counted}after {seconds:.0f} s  {what}".rstrip()
             print(line, file=self._console.file, flush=True)
             if self._over.wait(_BETWEEN_LINES):
                 return

@@ -32,11 +32,13 @@ CASE_COLUMNS = (
     "lse",
     "case",
 )
-COLUMN_NOTES = (
-    "bound: the largest share used of what the calibrated tolerance allows; 100% is the limit",
-    "out, reference, torch: relative L2 distance of out to the float64 oracle, for the candidate, "
-    "the reference and eager PyTorch in the same precision; lse: the largest |lse - oracle|",
-)
+_COLUMN_NOTES = {
+    "bound": "bound: the largest share used of what the calibrated tolerance allows; 100% is the "
+    "limit",
+    "out": "out, reference, torch: relative L2 distance of out to the float64 oracle, for the "
+    "candidate, the reference and eager PyTorch in the same precision",
+    "lse": "lse: the largest |lse - oracle|",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,12 @@ def suite_tables(report: Report) -> tuple[SuiteTable, ...]:
             )
         )
     return tuple(tables)
+
+
+def column_notes(report: Report) -> tuple[str, ...]:
+    """What the columns mean, for those that any suite has."""
+    shown = {column for suite in suite_tables(report) for column in suite.columns}
+    return tuple(note for column, note in _COLUMN_NOTES.items() if column in shown)
 
 
 def case_lines(report: Report) -> list[tuple[str, ...]]:

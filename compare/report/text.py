@@ -24,7 +24,9 @@ def failure_lines(row: Row, report: Report) -> list[str]:
     lines = [f"{verdict.status.value} {row.candidate} {row.case}"]
     if verdict.reason:
         lines.append(verdict.reason)
-    lines += [f"diagnosis {found.name}: {found.sentence}" for found in verdict.diagnosis]
+    for found in verdict.diagnosis:
+        said = "" if found.sentence in verdict.reason else f": {found.sentence}"
+        lines.append(f"diagnosis {found.name}{said}")
     lines += [f"worst {worst_place(worst)}" for worst in verdict.worst]
     lines += passed_lines(row)
     lines.append(f"reproduce: {summary.reproducer(row, report)}")

@@ -10,6 +10,7 @@ import pytest
 from compare.commands import plan as module
 from compare.run import registry
 from compare.run.local import Planner
+from compare.run.result import PlanResult
 from compare.suites import parse_case
 from tests.compare.cli.command_line import command_line
 
@@ -172,9 +173,11 @@ def test_two_right_plans_that_differ_are_0(monkeypatch):
             pass
 
         def run(self, inputs):
-            (chunk,) = together.run(inputs).chunks
+            whole = together.run(inputs)
+            assert isinstance(whole, PlanResult)
+            (chunk,) = whole.chunks
             return dataclasses.replace(
-                together.run(inputs),
+                whole,
                 chunks=(
                     dataclasses.replace(chunk, end=1, query_end=2),
                     dataclasses.replace(chunk, start=2, query_start=2),

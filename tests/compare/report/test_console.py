@@ -30,6 +30,16 @@ def test_a_column_without_any_value_is_left_out():
     )
     lines = show(report(plan)).splitlines()
     assert ["candidate", "pass", "fail", "n/a"] in [line.split() for line in lines]
+    assert not [line for line in lines if line.startswith(("bound:", "out", "lse"))]
+
+
+def test_that_nothing_was_compared_is_said_once():
+    assert show(report()).count("othing was compared") == 1
+    text = show(report(UNSUPPORTED, require=3))
+    assert text.splitlines()[-2:] == [
+        "0 cases were compared and --require asks for 3.",
+        "Nothing was compared (exit status 1).",
+    ]
 
 
 def test_the_summary_fits_80_columns():

@@ -9,7 +9,7 @@ from compare.report.progress import JobProgress
 
 def test_a_short_job_shows_nothing():
     stream = io.StringIO()
-    with JobProgress(stream) as progress:
+    with JobProgress(stream=stream) as progress:
         progress(1, 2, "xla on a case")
     assert stream.getvalue() == ""
 
@@ -18,7 +18,7 @@ def test_a_long_step_shows_in_plain_lines_off_a_terminal(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE", 0.02)
     monkeypatch.setattr(module, "_BETWEEN_LINES", 0.02)
     stream = io.StringIO()
-    with JobProgress(stream) as progress:
+    with JobProgress(stream=stream) as progress:
         progress(3, 45, "xla on sparse-prefill:[red]s_q=3[/red]")
         _wait_for(stream, lines=2)
     for line in stream.getvalue().splitlines()[-2:]:
@@ -26,10 +26,18 @@ def test_a_long_step_shows_in_plain_lines_off_a_terminal(monkeypatch):
         assert line.endswith("xla on sparse-prefill:[red]s_q=3[/red]")
 
 
+def test_until_the_first_step_it_says_what_comes_first(monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE", 0.02)
+    stream = io.StringIO()
+    with JobProgress("loading the implementations", stream):
+        _wait_for(stream, lines=1)
+    assert stream.getvalue() == "after 0 s  loading the implementations\n"
+
+
 def test_quiet_shows_nothing(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE", 0.0)
     stream = io.StringIO()
-    with JobProgress(stream, quiet=True) as progress:
+    with JobProgress(stream=stream, quiet=True) as progress:
         progress(1, 2, "xla")
         time.sleep(0.05)
     assert stream.getvalue() == ""
@@ -44,7 +52,7 @@ def test_on_a_terminal_a_bar_is_shown_and_taken_away(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
-    with JobProgress(stream) as progress:
+    with JobProgress(stream=stream) as progress:
         progress(3, 45, "xla")
         time.sleep(0.5)
     assert "3/45" in stream.getvalue()

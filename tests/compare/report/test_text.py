@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from compare.judge.verdict import Status, Worst
+from compare.judge.verdict import Diagnosis, Status, Worst
 from compare.report import text
 from tests.compare.report.fabricated import report, row
 
@@ -54,3 +54,15 @@ def test_a_candidate_that_is_unavailable_is_said_once():
         unavailable=("pallas: no GPU",),
     )
     assert text.unsupported_lines(made) == ["pallas, 1 case: topk is too wide"]
+
+
+def test_a_diagnosis_that_the_reason_tells_already_is_named_only():
+    sentence = "chunk 0 (request 0) has no query token"
+    made = row(
+        Status.PLAN,
+        reason=f"P1: {sentence}",
+        diagnosis=(Diagnosis(name="empty-chunk", sentence=sentence),),
+    )
+    lines = text.failure_lines(made, report(made))
+    assert "diagnosis empty-chunk" in lines
+    assert sum(sentence in line for line in lines) == 1
