@@ -117,9 +117,8 @@ def last_words(output: str) -> list[str]:
     fatal = next((i for i, line in enumerate(lines) if line.startswith(_FATAL)), None)
     if fatal is None:
         return lines[-8:]
-    thread = [i for i in range(fatal, len(lines)) if lines[i].startswith("Current thread")]
-    frames = lines[thread[0] + 1 : thread[0] + 4] if thread else []
-    return [*lines[max(fatal - 4, 0) : fatal + 1], *frames]
+    frames = [line for line in lines[fatal:] if line.startswith("  File ")]
+    return [*lines[max(fatal - 4, 0) : fatal + 1], *frames[:3]]
 
 
 def _ending(code: int | None) -> str:

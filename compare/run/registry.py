@@ -177,8 +177,7 @@ def in_process(name: str, device: str | None = None) -> Implementation:
 def reason(name: str, device: str | None = None) -> str | None:
     """Why the implementation of that name can't run on this machine at all; None if it can."""
     if name not in TABLE:
-        find(name, device)
-        return None
+        return None if name in names() else _nothing_called(name)
     try:
         unavailable = getattr(TABLE[name].make(device), "unavailable", None)
         return None if unavailable is None else unavailable()

@@ -70,6 +70,9 @@ def run(
         unavailable += [s for c in chosen if (s := _unavailable(c)) is not None]
     if reference is not None:
         unavailable += [s for r in references.values() if (s := _unavailable(r)) is not None]
+    if reference not in (None, registry.ORACLE) and suites and not references:
+        name = reference if isinstance(reference, str) else reference.name
+        unavailable.append(f"{name}: the reference isn't for {' or '.join(suites)}")
     tasks = _tasks(cases, chosen)
     total = sum(len(task.candidates) for task in tasks)
     rows: dict[tuple[int, int], Row] = {}

@@ -170,15 +170,12 @@ class UserImplementation:
 
 
 def _suites(function: Callable[..., Any]) -> frozenset[str]:
-    """The suites whose arguments a function can take; all where its signature can't be read."""
+    """The suites whose telling argument a function names; all where it names none of them: it
+    may take anything, and if it doesn't, its own TypeError says which argument it lacks."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        names = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return frozenset(_TELLING)
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return frozenset(_TELLING)
-    names = {p.name for p in parameters}
-    # One that fits neither is called all the same: its own TypeError says which argument it lacks.
     return frozenset(s for s, n in _TELLING.items() if n in names) or frozenset(_TELLING)
 
 
