@@ -16,6 +16,7 @@ from compare.commands.output import FormatsOption, OutOption, ProfileOption, Rep
 from compare.commands.words import cases_of, catalogue_cases, command, device_of
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
+from compare.tools.golden import DamagedGolden, UnknownGolden
 
 
 @command
@@ -77,7 +78,17 @@ def run(
 
     profile = profile_of(profile)
     report_files = ReportFiles(report, out)
-    cases = cases_of(words or [], full=full, cases_of_suite=catalogue_cases)
+    missing: list[str] = []
+
+    def cases_of_suite(suite: str, full: bool) -> Sequence[Case]:
+        # A suite whose cases are those of recorded results; the others can still run.
+        try:
+            return catalogue_cases(suite, full)
+        except (DamagedGolden, UnknownGolden) as error:
+            missing.append(f"{suite}: {error}")
+            return ()
+
+    cases = cases_of(words or [], full=full, cases_of_suite=cases_of_suite)
     chosen = matching(cases, pattern)
 
     with JobProgress("loading the implementations", quiet=quiet) as progress:
@@ -93,9 +104,10 @@ def run(
             progress=progress,
             repeat=repeat,
         )
-    found = dataclasses.replace(found, require=require)
+    unavailable = (*missing, *found.unavailable)
+    found = dataclasses.replace(found, unavailable=unavailable, require=require)
     console = Console(highlight=False)
-    if not chosen:
+    if cases and not chosen:
         terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
     terminal.show(found, console, verbose=verbose, quiet=quiet)
     report_files.write(found, console)

@@ -118,6 +118,12 @@ def test_what_is_asked_for_by_name_and_cannot_run_is_3():
     assert found.out.splitlines()[-1] == "torch agreed in 1 compared case (exit status 3)."
 
 
+def test_a_reference_that_serves_none_of_the_suites_is_3():
+    found = command_line("run", CASE, "--candidate", "torch", "--reference", "vllm-0.33.0")
+    assert found.status == 3
+    assert "vllm-0.33.0: the reference isn't for sparse-prefill" in found.out
+
+
 def test_ctrl_c_leaves_the_report_of_what_was_finished(candidates, tmp_path):
     started, out = tmp_path / "started", tmp_path / "out"
     other = "sparse-prefill:s_q=3,s_kv=96,h=4"

@@ -10,6 +10,7 @@ import pytest
 from compare.cases.catalogue import default_cases, full_cases
 from compare.judge.verdict import Status
 from compare.run import runner
+from compare.tools import golden
 from tests.compare.cli.command_line import command_line
 from tests.compare.report.fabricated import BASE_2, CASE, UNSUPPORTED, report, row
 
@@ -145,6 +146,17 @@ def test_an_interrupted_run_leaves_its_files(fake, tmp_path):
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["interrupted"] is True
     assert len(data["rows"]) == 1
+
+
+def test_a_suite_whose_recorded_cases_are_damaged_is_said_and_the_other_runs(fake, monkeypatch):
+    def damaged(name):
+        raise golden.DamagedGolden("manifest.json is damaged: its seal is broken")
+
+    monkeypatch.setattr(golden, "golden_cases", damaged)
+    found = command_line("run")
+    assert found.status == 3
+    assert "prefill-plan: manifest.json is damaged: its seal is broken" in found.out
+    assert fake.cases == [str(case) for case in default_cases("sparse-prefill")]
 
 
 def test_without_report_nothing_is_written(fake, tmp_path, monkeypatch):
