@@ -51,7 +51,7 @@ def test_gpu_kernels_run_in_a_process_of_their_own() -> None:
 
 
 def test_a_user_s_name_is_checked_at_once(candidate_file: Callable[[str], Path]) -> None:
-    path = candidate_file("def attend(indices): ...")
+    path = candidate_file("def attend(query_lens): ...")
     with pytest.raises(UnknownImplementation, match="the nearest is 'attend'"):
         registry.find(f"{path}:attnd")
     found = registry.find(f"{path}:attend")
