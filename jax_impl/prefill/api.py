@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -91,16 +91,15 @@ def sparse_prefill(
     # A gather from an array without rows is an error even where every slot is a hole.
     num_kv = arguments.kv.shape[0]
     rows = arguments.kv if num_kv else jnp.zeros((1, d_qk), arguments.kv.dtype)
+    # Every combination of optional arguments runs the same program.
+    sink, length = arguments.attn_sink, arguments.topk_length
+    if sink is None:
+        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
+    if length is None:
+        length = jnp.full((num_tokens,), arguments.indices.shape[1], jnp.int32)
     attend = _ATTEND[backend]
-    return attend(
-        queries,
-        rows,
-        arguments.indices,
-        abs(arguments.sm_scale),
-        arguments.attn_sink,
-        arguments.topk_length,
-        num_kv=num_kv,
-    )
+    scale = abs(arguments.sm_scale)
+    return attend(queries, rows, arguments.indices, scale, sink, length, num_kv=num_kv)
 
 
 def _attend_xla(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
@@ -126,7 +125,7 @@ def _attend_interpreted(q, kv, indices, scale, sink, length, *, num_kv) -> Spars
     )  # fmt: skip
 
 
-def _base2(scale: float) -> np.ndarray:
+def _base2(scale: float) -> Any:
     """The kernel's scale: from q.k to base-2 logits, on the host so that it costs no launch."""
     return np.full((1,), scale * math.log2(math.e), np.float32)
 

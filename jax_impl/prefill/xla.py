@@ -4,9 +4,9 @@ The precision recipe is the kernel's: bfloat16 products summed in float32, softm
 in float32, the weights rounded to bfloat16 for the product with the values.
 
 Tokens are worked through in blocks, so that the rows gathered for them stay within a fixed
-number of bytes. The block's size depends on the other extents alone, never on T, and the last
-block is filled up: a token's arithmetic is then the same in every call, and a batch cut into
-pieces gives the same bits as one call.
+number of bytes. The block's size depends on K and D alone, never on T, the last block is filled
+up, and heads go through the matrix products 64 at a time: the arithmetic of a (token, head) row
+is then the same in every call, and a batch cut into pieces gives the same bits as one call.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from jax_impl.prefill.result import SparsePrefillResult
 from jax_impl.prefill.validity import key_is_valid
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, BFloat16, Float32, Int32
+    from jaxtyping import Array, BFloat16, Bool, Float, Float32, Int32
 
 GATHER_BYTES = 128 * 2**20
 MAX_BLOCK = 64
+HEAD_GROUP = 64
 
 
 @functools.partial(jax.jit, static_argnames=("num_kv",))
@@ -35,15 +36,16 @@ def attend(
     kv: BFloat16[Array, "S D"],
     indices: Int32[Array, "T K"],
     scale: Float32[Array, ""],
-    sink: Float32[Array, " H"] | None,
-    length: Int32[Array, " T"] | None,
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " T"],
     *,
     num_kv: int,
 ) -> SparsePrefillResult:
     """All tokens. scale >= 0; kv has at least one row, of which the first num_kv count."""
-    (num_tokens, num_heads, _), topk = q.shape, indices.shape[1]
-    sink = jnp.full((num_heads,), -jnp.inf, jnp.float32) if sink is None else sink
-    length = jnp.full((num_tokens,), topk, jnp.int32) if length is None else length
+    num_heads = q.shape[1]
+    missing = -num_heads % HEAD_GROUP
+    q = jnp.pad(q, [(0, 0), (0, missing), (0, 0)])
+    sink = jnp.pad(sink, [(0, missing)])
 
     def run(operand_dtype: jnp.dtype, block: int) -> SparsePrefillResult:
         token = functools.partial(
@@ -53,10 +55,11 @@ def attend(
 
     # A CPU has no bfloat16 multiplier: float32 operands give the same exact products, faster,
     # and a batch of tokens gains nothing there.
-    return lax.platform_dependent(
+    result = lax.platform_dependent(
         cpu=lambda: run(jnp.float32, 1),
-        default=lambda: run(jnp.bfloat16, _block_size(topk, q.shape[2])),
+        default=lambda: run(jnp.bfloat16, _block_size(indices.shape[1], q.shape[2])),
     )
+    return jax.tree.map(lambda x: x[:, :num_heads], result)
 
 
 def _attend_token(
@@ -73,11 +76,25 @@ def _attend_token(
     valid = key_is_valid(indices, jnp.arange(indices.shape[0]), num_kv, length)
     # A hole reads row 0 and discards it, so that no unreferenced NaN can come through.
     keys = jnp.where(valid[:, None], kv[jnp.where(valid, indices, 0)], 0).astype(operand_dtype)
+    groups = (-1, HEAD_GROUP)
+    result = lax.map(
+        lambda group: _attend_heads(group[0], group[1], keys, valid, scale),
+        (q.reshape(*groups, q.shape[1]), sink.reshape(groups)),
+    )
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), result)
+
+
+def _attend_heads(
+    q: BFloat16[Array, "H D"],
+    sink: Float32[Array, " H"],
+    keys: Float[Array, "K D"],
+    valid: Bool[Array, " K"],
+    scale: Float32[Array, ""],
+) -> SparsePrefillResult:
     dot = functools.partial(
         jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
-
-    logits = scale * dot("hd,kd->hk", q.astype(operand_dtype), keys)
+    logits = scale * dot("hd,kd->hk", q.astype(keys.dtype), keys)
     logits = jnp.where(valid, logits, -jnp.inf)
     maximum = logits.max(axis=1)
     # exp(-inf - -inf) is NaN: an empty row, which is overwritten below, must not make one.
@@ -85,8 +102,8 @@ def _attend_token(
     reference = jnp.where(empty, 0.0, maximum)
     weights = jnp.exp(logits - reference[:, None])
     total = weights.sum(axis=1)
-    values = keys[:, :D_V]
-    weighted = dot("hk,kv->hv", weights.astype(jnp.bfloat16).astype(operand_dtype), values)
+    rounded = weights.astype(jnp.bfloat16).astype(keys.dtype)
+    weighted = dot("hk,kv->hv", rounded, keys[:, :D_V])
 
     out = weighted / (total + jnp.exp(sink - reference))[:, None]
     return SparsePrefillResult(

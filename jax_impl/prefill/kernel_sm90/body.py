@@ -18,7 +18,7 @@ from jax_impl.prefill.kernel_sm90.problem import Problem
 
 CTA_AXIS = "cta"
 ROLE_AXIS = "role"
-ROLES = (consumers.even_consumer, consumers.odd_consumer, producer.produce)
+NUM_ROLES = 3
 
 
 def sparse_prefill_body(
@@ -27,7 +27,9 @@ def sparse_prefill_body(
     """All tiles of one thread block."""
     context = Context(problem, config, seams, gmem, smem, cta=lax.axis_index(CTA_AXIS))
     seams.initialise_barriers(smem.barriers)
-    for number, role in enumerate(ROLES):
+    roles = (consumers.even_consumer, consumers.odd_consumer, producer.produce)
+    assert len(roles) == NUM_ROLES
+    for number, role in enumerate(roles):
 
         @pl.when(lax.axis_index(ROLE_AXIS) == number)
         def _play(role=role) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.prefill.kernel_sm90 import seams_cuda, seams_interpret
-from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, ROLE_AXIS, ROLES, sparse_prefill_body
+from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, NUM_ROLES, ROLE_AXIS, sparse_prefill_body
 from jax_impl.prefill.kernel_sm90.config import Config, check_smem
 from jax_impl.prefill.kernel_sm90.context import MAILBOXES, Gmem, Smem
 from jax_impl.prefill.kernel_sm90.problem import (
@@ -32,44 +32,64 @@ if TYPE_CHECKING:
 _REDUCTION_BYTES = 0
 
 
-@functools.partial(jax.jit, static_argnames=("num_kv", "config", "interpret"))
 def attend(
     q: BFloat16[Array, "T H D"],
     kv: BFloat16[Array, "S D"],
     indices: Int32[Array, "T K"],
     base2_scale: Float32[Array, " 1"],
-    sink: Float32[Array, " H"] | None,
-    length: Int32[Array, " T"] | None,
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " T"],
     *,
     num_kv: int,
-    config: Config = Config(),  # noqa: B008  (frozen)
+    config: Config | None = None,
     interpret: Any = None,
 ) -> SparsePrefillResult:
     """One launch, T >= 1. kv has at least one row, of which the first num_kv count.
 
     base2_scale: log2(e) times the non-negative softmax scale; an operand, so that another
-    scale runs the same program. interpret: plgpu.InterpretGPUParams, or None for the GPU.
+    scale runs the same program. sink and length are always there, for the same reason: -inf
+    is no sink, and K (or more) no length. config: tuning; None for the defaults.
+    interpret: plgpu.InterpretGPUParams, or None for the GPU.
+
+    Padding happens outside of the compiled program, so that all head counts up to 64, and all
+    widths up to the same multiple of 128, share one.
     """
-    num_tokens, num_heads, d_qk = q.shape
-    topk = indices.shape[1]
-    # One program for every combination of optional arguments: an absent sink is one of -inf,
-    # an absent length is the width of the list.
-    sink = jnp.full((num_heads,), -jnp.inf, jnp.float32) if sink is None else sink
-    length = jnp.full((num_tokens,), topk, jnp.int32) if length is None else length
+    num_heads = q.shape[1]
     q = _pad(q, axis=1, multiple=TILE_HEADS, value=0)
     sink = _pad(sink, axis=0, multiple=TILE_HEADS, value=-jnp.inf)
     indices = _pad(indices, axis=1, multiple=PAIR_KEYS, value=-1)
+    result = _launch(
+        q, kv, indices, length, sink, base2_scale,
+        num_kv=num_kv, config=config or Config(), interpret=interpret,
+    )  # fmt: skip
+    if q.shape[1] == num_heads:
+        return result
+    return SparsePrefillResult(*(array[:, :num_heads] for array in result))
 
+
+@functools.partial(jax.jit, static_argnames=("num_kv", "config", "interpret"))
+def _launch(
+    q: jax.Array,
+    kv: jax.Array,
+    indices: jax.Array,
+    length: jax.Array,
+    sink: jax.Array,
+    base2_scale: jax.Array,
+    *,
+    num_kv: int,
+    config: Config,
+    interpret: Any,
+) -> SparsePrefillResult:
+    num_tokens, num_heads, d_qk = q.shape
     problem = Problem(
         num_tokens=num_tokens,
-        num_heads=q.shape[1],
+        num_heads=num_heads,
         d_qk=d_qk,
         num_kv=num_kv,
         topk=indices.shape[1],
     )
     kernel = build(problem, config, interpret)
-    result = SparsePrefillResult(*kernel(q, kv, indices, length, sink, base2_scale))
-    return jax.tree.map(lambda x: x[:, :num_heads], result)
+    return SparsePrefillResult(*kernel(q, kv, indices, length, sink, base2_scale))
 
 
 def build(problem: Problem, config: Config, interpret: Any) -> Any:
@@ -79,13 +99,13 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
     if interpret is None:
         check_smem(scratch, reserved=_REDUCTION_BYTES)
 
-    def body(*refs: Any) -> None:
+    def sparse_prefill_sm90(*refs: Any) -> None:
         *gmem, smem = refs
         sparse_prefill_body(problem, config, seams, Gmem(*gmem), smem)
 
     rows = (problem.num_tokens, problem.num_heads)
     return plgpu.kernel(
-        body,
+        sparse_prefill_sm90,
         out_type=[
             jax.ShapeDtypeStruct((*rows, D_V), jnp.bfloat16),
             jax.ShapeDtypeStruct(rows, jnp.float32),
@@ -94,7 +114,7 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
         scratch_types=[scratch],
         grid=(config.ctas_for(problem),),
         grid_names=(CTA_AXIS,),
-        num_threads=len(ROLES),
+        num_threads=NUM_ROLES,
         thread_name=ROLE_AXIS,
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -52,6 +52,7 @@ def start_scores(
                     keys.depth_along_columns(tile, step),
                     b_transposed=False,
                 )
+        assert values is not None  # there is a tile
         wgmma.commit()
         return registers.matrix_of(values, BLOCK_KEYS)
 
