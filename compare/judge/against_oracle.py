@@ -178,11 +178,6 @@ class AgainstOracle:
         return tensor_bound(math.sqrt(self._torch_error / self._expected)) + floor
 
     @property
-    def share(self) -> float:
-        """The largest share of any bound that this result uses."""
-        return max(*self.shares.values(), self.tensor_share)
-
-    @property
     def calibrated_failures(self) -> dict[str, str]:
         """A sentence for each tensor outside the calibrated bounds."""
         failures = {}

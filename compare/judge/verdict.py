@@ -76,6 +76,7 @@ class Verdict:
 
     reason: a sentence; for failures it names the tensor, the tolerance and the worst place.
     share: the largest share of the calibrated bound that the candidate used (1 is the limit).
+    shares: the same by tensor name, with "out tensor" for the bound of out as a whole.
     against_oracle, against_reference, reference_against_oracle, torch_against_oracle: metrics by
         tensor name; the last is the yardstick's, eager PyTorch in the kernel's precision.
     rows_judged: (token, head) rows compared with the oracle; rows_total: all of them.
@@ -87,6 +88,7 @@ class Verdict:
     status: Status
     reason: str = ""
     share: float | None = None
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     diagnosis: tuple[Diagnosis, ...] = ()
     worst: tuple[Worst, ...] = ()
     against_oracle: Mapping[str, TensorMetrics] = dataclasses.field(default_factory=dict)

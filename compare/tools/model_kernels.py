@@ -1,4 +1,4 @@
-"""Right kernels that this machine may not have, modelled in NumPy: what a right kernel is free to do.
+"""Right kernels that this machine may not have, modelled in NumPy.
 
 The contract leaves open in which blocks and in which order keys are walked, against which maximum P
 is rounded to bfloat16 and how often, and how a matrix unit rounds its sums. The judge's bounds must
@@ -27,10 +27,10 @@ _MMA = 16
 class Freedom:
     """How one right kernel uses what the contract leaves open.
 
-    block: keys in a block. order: ascending, descending or shuffled blocks. lazy: in base 2, how far
-    the maximum may grow before the sums are rescaled; 0 rescales at once. rounds_twice: P of every
-    other block is rounded, rescaled to the next block's maximum and rounded again; FlashMLA comes
-    near this, it rescales P of the first block of each pair for half of the columns.
+    block: keys in a block. order: ascending, descending or shuffled blocks. lazy: how far, in base
+    2, the maximum may grow before the sums are rescaled; 0 rescales at once. rounds_twice: P of
+    every other block is rounded, rescaled to the next block's maximum and rounded again; FlashMLA
+    comes near this, it rescales P of the first block of each pair for half of the columns.
     truncates: sums of 16 products are added as Hopper's tensor cores do, towards zero. fast_math:
     exp2 with relative errors up to 2^-22, subnormals flushed.
     """
@@ -125,7 +125,7 @@ def _rounded_again(
     reference: Float32[np.ndarray, " H"],
     freedom: Freedom,
 ) -> Float32[np.ndarray, "H k"]:
-    """P rescaled to the maximum that the next block brings and rounded there, in units of before."""
+    """P rescaled to the maximum that the next block brings, rounded there, and scaled back."""
     if len(next_start) == 0:
         return rounded
     following = scores[:, next_start[0] : next_start[0] + freedom.block]

@@ -49,7 +49,9 @@ WRONG = {
 
 @pytest.fixture(scope="module", params=CASES)
 def evidence(request: pytest.FixtureRequest) -> Evidence:
-    return Evidence(make_inputs(parse_case(request.param)))
+    inputs = make_inputs(parse_case(request.param))
+    assert isinstance(inputs, SparsePrefillInputs)
+    return Evidence(inputs)
 
 
 @pytest.mark.parametrize("name", WRONG)
