@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from compare.commands.words import cases_of, catalogue_cases, command, device_of
+from compare.commands.words import cases_of, catalogue_cases, command, device_of, one_of
 
 
 @command
@@ -35,9 +35,12 @@ def record(
     A result is kept only if the judge passes it, and only from a clean git tree. Exit status: 0 all
     recorded, 1 some were refused, 2 the words are off, 3 the kernel isn't available.
     """
+    from compare.run import registry
     from compare.tools.golden import KernelNotHere, RecordingRefused
     from compare.tools.golden import record as record_golden
 
+    if ":" not in kernel:  # MODULE:FUNCTION is looked up where it is loaded
+        one_of("--kernel", kernel, list(registry.TABLE))
     cases = cases_of(words or ["sparse-prefill"], full=full, cases_of_suite=catalogue_cases)
     try:
         done = record_golden(
@@ -50,7 +53,7 @@ def record(
             force=force,
         )
     except RecordingRefused as refusal:
-        typer.echo(str(refusal), err=True)
+        print(f"mla-crosscheck: {refusal}", file=sys.stderr)
         done, status = refusal.recording, 3 if isinstance(refusal, KernelNotHere) else 1
     else:
         status = 0

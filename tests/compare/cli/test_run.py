@@ -9,6 +9,7 @@ import pytest
 
 from compare.cases.catalogue import default_cases, full_cases
 from compare.judge.verdict import Status
+from compare.report.json import load
 from compare.run import runner
 from compare.tools import golden
 from tests.compare.cli.command_line import command_line
@@ -173,3 +174,12 @@ def test_ctrl_c_outside_the_run_is_a_line_and_130(monkeypatch):
     found = command_line("run", CASE)
     assert found.status == 130
     assert found.err == "mla-crosscheck: interrupted\n"
+
+
+def test_report_written_by_run_is_the_one_that_ran(fake, tmp_path):
+    """What `load` gives back is the report with the require of the command line."""
+    fake.found = report(row(), BASE_2)
+    words = ["--require", "5", "--report", "json", "--out", str(tmp_path)]
+    command_line("run", CASE, *words)
+    written = load((tmp_path / "report.json").read_text())
+    assert written == report(row(), BASE_2, require=5)
