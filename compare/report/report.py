@@ -11,6 +11,7 @@ from compare.judge.verdict import Status, Verdict
 class Row:
     """One candidate on one case. case: its line. reference: the name of what it was compared with
     (None: the oracle alone). seconds: wall time of the candidate's call, compilation included.
+    target: the words that find the candidate, where its author gave it a name of its own.
     """
 
     case: str
@@ -18,6 +19,7 @@ class Row:
     reference: str | None
     verdict: Verdict
     seconds: float
+    target: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

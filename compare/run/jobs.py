@@ -79,7 +79,7 @@ def parallel_events(
                     event = job.child.receive()
                 except WorkerDied as error:
                     running.remove(job)
-                    yield from _blame(job, names, str(error))
+                    yield from _blame(job, candidates, names, str(error))
                     if job.tasks:
                         running.append(start(list(job.tasks.values())))
                     continue
@@ -144,7 +144,9 @@ def _note(job: _Job, event: Event) -> None:
             del job.tasks[event.case]
 
 
-def _blame(job: _Job, names: Sequence[str], obituary: str) -> Iterator[Finished]:
+def _blame(
+    job: _Job, candidates: Sequence[str], names: Sequence[str], obituary: str
+) -> Iterator[Finished]:
     """The rows of what a dead process was working on: the candidate that ran, or, where it was at
     what a case's candidates share, all that were left; of one that never began, everything."""
     blamed: dict[int, tuple[int, ...]] = {}
@@ -163,7 +165,12 @@ def _blame(job: _Job, names: Sequence[str], obituary: str) -> Iterator[Finished]
         for place in places:
             verdict = Verdict(status=Status.CRASH, reason=reason)
             row = Row(
-                case=line, candidate=names[place], reference=None, verdict=verdict, seconds=0.0
+                case=line,
+                candidate=names[place],
+                reference=None,
+                verdict=verdict,
+                seconds=0.0,
+                target=None if candidates[place] == names[place] else candidates[place],
             )
             event = Finished(index, place, row)
             _note(job, event)

@@ -125,8 +125,14 @@ class Session:
             if refused is None:
                 able.append(place)
                 continue
-            name = self._candidates[place].name
-            row = Row(case=line, candidate=name, reference=None, verdict=refused, seconds=0.0)
+            row = Row(
+                case=line,
+                candidate=self._candidates[place].name,
+                reference=None,
+                verdict=refused,
+                seconds=0.0,
+                target=_target(self._candidates[place]),
+            )
             yield Finished(task.index, place, row)
         if not able:
             return
@@ -182,7 +188,12 @@ class Session:
             verdict = dataclasses.replace(verdict, notes=(*verdict.notes, reference.note))
         name = reference.name if reference.result is not None or reference.failed else None
         return Row(
-            case=line, candidate=candidate.name, reference=name, verdict=verdict, seconds=seconds
+            case=line,
+            candidate=candidate.name,
+            reference=name,
+            verdict=verdict,
+            seconds=seconds,
+            target=_target(candidate),
         )
 
     def _refusal(self, candidate: Implementation, case: Case) -> Verdict | None:
@@ -260,6 +271,12 @@ class _Judge:
 
     def judge(self, *arguments: Any, **options: Any) -> Verdict:
         return self.module.judge(*arguments, **options)
+
+
+def _target(candidate: Implementation) -> str | None:
+    """The words that find a candidate, where they aren't its name."""
+    target = getattr(candidate, "target", None)
+    return None if target == candidate.name else target
 
 
 def _judge_of(suite: str) -> _Judge:

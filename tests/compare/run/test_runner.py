@@ -14,6 +14,7 @@ import pytest
 from compare.cases.case import Case
 from compare.cases.inputs import Inputs, PrefillPlanInputs
 from compare.judge.verdict import Status
+from compare.report import summary
 from compare.report.report import Report
 from compare.run import registry, session
 from compare.run.implementations import UnknownImplementation, Unsupported
@@ -218,6 +219,24 @@ def test_a_user_s_function_is_judged_in_its_own_process(
     report = run(BATCHES[:2], names, "torch-planner")
     assert [row.verdict.status.name == "PASS" for row in report.rows] == [True, False, False] * 2
     assert [row.verdict.status.name for row in report.rows][2::3] == ["CRASH"] * 2
+
+
+def test_a_name_of_the_author_s_does_not_hide_how_to_find_the_function(
+    candidate_file: Callable[[str], Path],
+) -> None:
+    path = candidate_file("""
+        import compare
+
+        @compare.candidate(name="ours")
+        def f(seq_lens, query_lens, **_):
+            return []
+    """)
+    report = run(BATCHES[:1], [f"{path}:f", "jax-planner"], "oracle")
+    assert [(row.candidate, row.target) for row in report.rows] == [
+        ("ours", f"{path}:f"),
+        ("jax-planner", None),
+    ]
+    assert f"--candidate {path}:f" in summary.reproducer(report.rows[0], report)
 
 
 class Flaky:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import compare
+from compare.cases.inputs import SparsePrefillInputs
 from compare.run.candidate import CandidateOptions
 from compare.run.implementations import UnknownImplementation
 from compare.run.result import PlanChunk, PlanResult, SparsePrefillResult
@@ -48,6 +49,7 @@ def test_a_function_gets_the_suite_s_arguments_as_torch_tensors_by_keyword() -> 
 
     run(f)
     inputs = make_inputs(CASE)
+    assert isinstance(inputs, SparsePrefillInputs)
     assert seen["q"].dtype is torch.bfloat16 and seen["q"].shape == (3, 4, 512)
     assert seen["q"].stride() == tuple(s // 2 for s in inputs.q.strides)
     assert seen["kv"].shape == (40, 512) and seen["indices"].dtype is torch.int32
@@ -167,7 +169,9 @@ def test_without_a_declaration_lse_is_untouched() -> None:
 
 
 def test_supports_and_name_are_the_author_s() -> None:
-    @compare.candidate(supports=lambda case: None if case.h == 64 else "64 heads only", name="ours")
+    @compare.candidate(
+        supports=lambda case: None if "h=4" not in str(case) else "64 heads only", name="ours"
+    )
     def f(q, indices): ...
 
     implementation = UserImplementation(f, "file.py:f")
