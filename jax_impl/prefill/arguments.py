@@ -144,7 +144,8 @@ def _scale(sm_scale: Any) -> float:
         )
     scale = float(sm_scale)
     # The kernels work in base 2: the product with log2(e) has to be a float32 as well.
-    if not math.isfinite(scale) or abs(scale) * math.log2(math.e) > np.finfo(np.float32).max:
+    largest = float(np.finfo(np.float32).max) / math.log2(math.e)
+    if not math.isfinite(scale) or abs(scale) > largest:
         raise ValueError(f"sm_scale must be finite, also as a float32; got {scale!r}")
     return scale
 
