@@ -14,12 +14,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from compare.cases.case import CaseError
 from compare.cases.slots import holes, put_fillers
+from compare.cases.sparse_prefill import EXACT_GROUPS as GROUPS
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.cases.streams import Stream, below, rows_of
 
-GROUPS = 8
 CLASSES = 4  # groups 0..3 are looked for, 4..7 never
 PAIRS = 32
 
@@ -44,8 +43,6 @@ def exact_indices(
     4..7. Slots past the length name keys of groups 0..3, so that a kernel that reads them is
     seen.
     """
-    if case.s_kv < GROUPS:
-        raise CaseError(f"sparse-prefill: data=exact needs s_kv >= {GROUPS}, got {case.s_kv}")
     rows, width = end - start, case.topk
     hole = holes(case, start, end)
     past = np.zeros((rows, width), bool)

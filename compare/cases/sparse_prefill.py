@@ -9,6 +9,9 @@ from typing import ClassVar
 
 from compare.cases.case import Case, CaseError, case_field, flag, integer, integers, number, word
 
+EXACT_GROUPS = 8
+"""Groups of keys of data=exact; see cases/exact.py."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SparsePrefillCase(Case):
@@ -96,6 +99,11 @@ class SparsePrefillCase(Case):
             raise CaseError(
                 "sparse-prefill: data=exact takes sink none or -inf and a positive sm_scale: "
                 "only then are the probabilities 0 or 1 over a power of two"
+            )
+        if self.data == "exact" and self.s_kv < EXACT_GROUPS:
+            raise CaseError(
+                f"sparse-prefill: data=exact needs s_kv >= {EXACT_GROUPS}, a row for each group of "
+                f"keys; got {self.s_kv}"
             )
 
 

@@ -41,6 +41,7 @@ def test_lists_use_plus() -> None:
         ("sparse-prefill:q_lens=1,plan=fixed,s_q=3", "s_q is the sum of q_lens"),
         ("sparse-prefill:empty_rows=2", "empty_rows=2 exceeds the 1 tokens"),
         ("sparse-prefill:data=exact,sink=0.5", "data=exact takes sink none or -inf"),
+        ("sparse-prefill:data=exact,s_kv=3", "data=exact needs s_kv >= 8"),
         ("sparse-prefill", "names a suite without a case"),
         ("prefill-plan:seq=1+2,q=1", "seq has 2 requests and q has 1"),
         ("prefill-plan:seq=3,q=4", "request 0 has q=4 tokens of seq=3"),
