@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_impl import planning
     from jax_impl.prefill import SparsePrefillResult, sparse_prefill, unsupported_reason
 
 _HOMES = {
@@ -18,14 +19,18 @@ _HOMES = {
     "unsupported_reason": "jax_impl.prefill",
 }
 
-__all__ = ["SparsePrefillResult", "sparse_prefill", "unsupported_reason"]
+_PACKAGES = ("planning",)
+
+__all__ = ["SparsePrefillResult", "planning", "sparse_prefill", "unsupported_reason"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"jax_impl.{name}")
     raise AttributeError(f"module 'jax_impl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_PACKAGES])

@@ -30,6 +30,9 @@ KEY = plgpu.Layout.TILED(
 
 # Matrices in shared memory as the tensor core reads them: tiles of 8 rows by 64 bfloat16
 # columns, 128 bytes a row, the 16-byte pieces of a row permuted by its number.
-MATMUL_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+MATMUL_TRANSFORMS = (
+    plgpu.TilingTransform((8, 64)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(128),  # pyright: ignore[reportAbstractUsage]
+)
 TILE_COLUMNS = 64
 TILE_BYTES = 1024

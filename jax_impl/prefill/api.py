@@ -15,21 +15,21 @@ from jax_impl.prefill.arguments import D_V, check
 from jax_impl.prefill.result import SparsePrefillResult, is_traced, result_of_no_tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, BFloat16, Float32, Int32
+    from jaxtyping import BFloat16, Float32, Int32
 
 # Few, so that several tiles pass through one simulated thread block, one after another.
 INTERPRETED_CTAS = 2
 
 
 def sparse_prefill(
-    q: BFloat16[Array, "T H D"],
-    kv: BFloat16[Array, "S D"] | BFloat16[Array, "S 1 D"],
-    indices: Int32[Array, "T K"] | Int32[Array, "T 1 K"],
+    q: BFloat16[Any, "T H D"],
+    kv: BFloat16[Any, "S D"] | BFloat16[Any, "S 1 D"],
+    indices: Int32[Any, "T K"] | Int32[Any, "T 1 K"],
     sm_scale: float,
     *,
     d_v: int = 512,
-    attn_sink: Float32[Array, " H"] | None = None,
-    topk_length: Int32[Array, " T"] | None = None,
+    attn_sink: Float32[Any, " H"] | None = None,
+    topk_length: Int32[Any, " T"] | None = None,
     backend: str = "auto",
     validate: bool = True,
 ) -> SparsePrefillResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -58,7 +59,7 @@ def random_problem(
 
 def run(backend: str, q, kv, indices, sm_scale=1.0, **arguments: Any) -> SparsePrefillResult:
     result = sparse_prefill(q, kv, indices, sm_scale, backend=backend, **arguments)
-    return SparsePrefillResult(*(np.asarray(array) for array in result))
+    return jax.tree.map(np.asarray, result)
 
 
 def values(result: SparsePrefillResult) -> np.ndarray:

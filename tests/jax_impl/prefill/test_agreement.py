@@ -34,8 +34,8 @@ def test_xla_agrees_with_float64(shape, logit_spread):
 @pytest.mark.parametrize(
     "shape",
     [
-        {"tokens": 3, "heads": 128, "d": 576, "rows": 300, "topk": 500},
-        {"tokens": 3, "heads": 5, "d": 512, "rows": 300, "topk": 300},
+        {"tokens": 2, "heads": 128, "d": 576, "rows": 300, "topk": 500},
+        {"tokens": 3, "heads": 5, "d": 512, "rows": 300, "topk": 256},
     ],
     ids=lambda shape: "-".join(map(str, shape.values())),
 )
@@ -44,7 +44,7 @@ def test_the_kernel_agrees_with_float64_under_the_interpreter(shape):
     length = rng.integers(1, shape["topk"] + 1, shape["tokens"]).astype(np.int32)
     length[0] = shape["topk"]
     sink = rng.standard_normal(shape["heads"]).astype(np.float32)
-    for logit_spread in (0.1, 2.0, 40.0):
+    for logit_spread in (0.1, 40.0):
         q, kv, indices, scale = random_problem(0, **shape, logit_spread=logit_spread)
         arguments = {"attn_sink": sink, "topk_length": length}
         result = run("pallas-interpret", q, kv, indices, scale, **arguments)
@@ -53,14 +53,14 @@ def test_the_kernel_agrees_with_float64_under_the_interpreter(shape):
 
 
 def slices(result: SparsePrefillResult, start: int, end: int) -> SparsePrefillResult:
-    return SparsePrefillResult(*(array[start:end] for array in result))
+    return jax.tree.map(lambda array: array[start:end], result)
 
 
 @pytest.mark.parametrize("d", [512, 576])
 def test_a_batch_cut_into_pieces_gives_the_bits_of_one_call(backend, d):
     """As a plan of chunks is run: slices of q, indices and lengths over one kv."""
     q, kv, indices, scale = random_problem(3, d=d)
-    length = np.int32([128, 0, 77, 100])
+    length = np.asarray([128, 0, 77, 100], np.int32)
     sink = np.linspace(-1, 1, HEADS, dtype=np.float32)
     whole = run(backend, q, kv, indices, scale, attn_sink=sink, topk_length=length)
     for start, end in ((0, 1), (1, 1), (1, TOKENS)):  # one of them empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,7 @@ def test_another_scale_sink_or_length_runs_the_same_program(monkeypatch):
     q = np.ones((1, 2, 512), jnp.bfloat16)
     kv = np.ones((11, 512), jnp.bfloat16)
     indices = np.zeros((1, 3), np.int32)
-    call = {"backend": "pallas-interpret"}
+    call: dict[str, Any] = {"backend": "pallas-interpret"}
     sparse_prefill(q, kv, indices, 0.1, **call)
     sparse_prefill(q, kv, indices, -0.2, **call)
     sparse_prefill(q, kv, indices, 0.1, attn_sink=np.zeros(2, np.float32), **call)
