@@ -65,6 +65,23 @@ class AgainstOracle:
         self._tokens.append(rows.tokens)
         self._token_shares.append(per_row.reshape(-1, heads).max(axis=1))
 
+    def merge(self, later: AgainstOracle) -> None:
+        """Takes in what was found in blocks that come after its own."""
+        for name, distance in later.distances.items():
+            self.distances[name].merge(distance)
+            if later.shares[name] > self.shares[name]:
+                self.shares[name] = later.shares[name]
+                self.worst[name] = later.worst[name]
+                self._allowed[name] = later._allowed[name]
+        self.judged += later.judged
+        self._tokens += later._tokens
+        self._token_shares += later._token_shares
+        self._error += later._error
+        self._torch_error += later._torch_error
+        self._expected += later._expected
+        self._floor += later._floor
+        self._out_rows += later._out_rows
+
     def _statistic(
         self, name: str, got: np.ndarray, rows: Rows, compared: np.ndarray
     ) -> np.ndarray:

@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int64, Shaped
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judge.metrics import Distance, to_float64
 from compare.judge.row_kinds import KeyFacts, RowKinds
+from compare.judge.threads import in_order
 from compare.judge.tolerance import FLASHMLA, Bounds, calibrated_bounds, flushed_floor
 from compare.judge.verdict import TensorMetrics
 
@@ -131,21 +132,10 @@ class Evidence:
     @cached_property
     def torch_against_oracle(self) -> dict[str, TensorMetrics]:
         """Metrics of the yardstick over the sample, by tensor name."""
-        distances = {name: Distance(name, rule) for name, rule in FLASHMLA.items()}
-        for rows in self.blocks(self.sample):
-            kinds, oracle = rows.kinds, rows.oracle
-            places = places_of(rows.tokens, self.heads)
-            for name, got in (
-                ("out", rows.torch_out),
-                ("max_logits", rows.torch_max_logits),
-                ("lse", rows.torch_lse),
-            ):
-                skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
-                expected = getattr(oracle, name)
-                shape = (len(places), *expected.shape[2:])
-                distances[name].add(
-                    got.reshape(shape), expected.reshape(shape), places, skip.ravel()
-                )
+        distances = _distances()
+        for found in in_order(_torch_distances, self.blocks(self.sample)):
+            for name, distance in found.items():
+                distances[name].merge(distance)
         return {name: distance.metrics() for name, distance in distances.items()}
 
     @cached_property
@@ -232,6 +222,26 @@ class Evidence:
             "attn_sink": self._sink,
             "topk_length": None if lengths is None else _to_torch(lengths[tokens], self.device),
         }
+
+
+def _distances() -> dict[str, Distance]:
+    return {name: Distance(name, rule) for name, rule in FLASHMLA.items()}
+
+
+def _torch_distances(rows: Rows) -> dict[str, Distance]:
+    """The yardstick's distances to the oracle in one block."""
+    kinds, distances = rows.kinds, _distances()
+    places = places_of(rows.tokens, kinds.undefined.shape[1])
+    for name, got in (
+        ("out", rows.torch_out),
+        ("max_logits", rows.torch_max_logits),
+        ("lse", rows.torch_lse),
+    ):
+        skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
+        expected = getattr(rows.oracle, name)
+        shape = (len(places), *expected.shape[2:])
+        distances[name].add(got.reshape(shape), expected.reshape(shape), places, skip.ravel())
+    return distances
 
 
 def places_of(tokens: Int64[np.ndarray, " n"], heads: int) -> Int64[np.ndarray, "n*H 2"]:

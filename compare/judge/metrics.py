@@ -151,18 +151,39 @@ class Distance:
             row, *rest = np.unravel_index(worst, use.shape)
             self.worst_at = (*map(int, places[row]), *map(int, rest))
             self.worst_values = (float(a.flat[worst]), float(r.flat[worst]))
-        distance = self._ulp(a, r)
-        self._max_ulp = max(self._max_ulp, int(distance.max()))
+        distance = ulp_distance(self._stored(got), self._stored(expected))
         if not every:
             error, distance = error[finite], distance[finite]
+        self._max_ulp = max(self._max_ulp, int(distance.max()))
         _count_into(self._abs_bins, error)
         _count_into(self._ulp_bins, distance)
 
-    def _ulp(self, a: np.ndarray, r: np.ndarray) -> np.ndarray:
+    def merge(self, later: Distance) -> None:
+        """Takes in what another one has found in blocks that come after its own."""
+        self.elements += later.elements
+        self.matching += later.matching
+        if later.worst_use > self.worst_use:
+            self.worst_use = later.worst_use
+            self.worst_at, self.worst_values = later.worst_at, later.worst_values
+        for name, count in later._special.items():
+            self._special[name] += count
+        self._max_abs = max(self._max_abs, later._max_abs)
+        self._max_rel = max(self._max_rel, later._max_rel)
+        self._max_ulp = max(self._max_ulp, later._max_ulp)
+        self._square_error += later._square_error
+        self._square_got += later._square_got
+        self._square_expected += later._square_expected
+        self._product += later._product
+        if later.elements:
+            self._abs_bins += later._abs_bins
+            self._ulp_bins += later._ulp_bins
+
+    def _stored(self, values: np.ndarray) -> np.ndarray:
+        """Values as the tensor's dtype has them: bfloat16 for out, else float32."""
         if self.tensor == "out":
-            return ulp_distance(round_to_bfloat16(a), round_to_bfloat16(r))
+            return round_to_bfloat16(values) if values.dtype == np.float64 else values
         with np.errstate(over="ignore"):
-            return ulp_distance(a.astype(np.float32), r.astype(np.float32))
+            return values.astype(np.float32, copy=False)
 
     @property
     def cosine_difference(self) -> float:

@@ -63,6 +63,13 @@ class SideBySide:
         np.maximum.at(largest, at // heads, relative)
         self._differences["out"].append(largest)
 
+    def merge(self, later: SideBySide) -> None:
+        """Takes in what was found in blocks that come after its own."""
+        for name, distance in later.distances.items():
+            self.distances[name].merge(distance)
+            self._differences[name] += later._differences[name]
+        self._tokens += later._tokens
+
     @property
     def metrics(self) -> dict[str, TensorMetrics]:
         return {name: distance.metrics() for name, distance in self.distances.items()}

@@ -16,12 +16,13 @@ from jaxtyping import Int64
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judge.against_oracle import AgainstOracle, flashmla_failures
 from compare.judge.diagnosis import diagnose
-from compare.judge.evidence import Evidence
+from compare.judge.evidence import Evidence, Rows
 from compare.judge.exact_keys import key_difference
 from compare.judge.metrics import Distance
 from compare.judge.result_view import ResultView, check_form
 from compare.judge.side_by_side import SideBySide
 from compare.judge.special import SpecialValues
+from compare.judge.threads import in_order
 from compare.judge.tolerance import PROFILES
 from compare.judge.verdict import Status, Verdict, Worst
 from compare.run.result import SparsePrefillResult
@@ -63,12 +64,10 @@ def judge(
 
     ours = _Side(ResultView(candidate), inputs)
     theirs = None if reference is None else _Side(ResultView(reference), inputs)
+    sides = (ours,) if theirs is None else (ours, theirs)
     beside = None if theirs is None else SideBySide(ours.view, theirs.view)
-    _all_rows(evidence, ours, theirs, beside)
-    for rows in evidence.blocks(_judged_tokens(evidence, beside)):
-        ours.numbers.add(rows)
-        if theirs is not None:
-            theirs.numbers.add(rows)
+    _look_at_all_rows(evidence, sides, beside)
+    _ask_the_oracle(evidence, sides, _judged_tokens(evidence, beside))
 
     if theirs is not None and (said := theirs.failures(profile)):
         reference_failed = "; ".join(said)
@@ -100,7 +99,12 @@ def judge(
         rows_total=rows_total,
         reference_failed=reference_failed,
         not_compared=() if candidate.max_logits is not None else ("max_logits",),
-        notes=(*candidate.notes, *evidence.notes, *_profile_notes(inputs, profile)),
+        notes=(
+            *candidate.notes,
+            *(() if reference is None else (f"reference: {note}" for note in reference.notes)),
+            *evidence.notes,
+            *_profile_notes(inputs, profile),
+        ),
     )
 
 
@@ -111,9 +115,8 @@ def share_by_tensor(
     "out tensor", the bound of out as a whole. inf where a special value is at the wrong place.
     """
     side = _Side(ResultView(result), inputs)
-    _all_rows(evidence, side, None, None)
-    for rows in evidence.blocks(evidence.sample):
-        side.numbers.add(rows)
+    _look_at_all_rows(evidence, (side,), None)
+    _ask_the_oracle(evidence, (side,), evidence.sample)
     return side.shares | {finding.tensor: math.inf for finding in side.special.findings}
 
 
@@ -177,17 +180,44 @@ def _prefixed(profile: str, failures: dict[str, str], name: str = "flashmla") ->
     return [f"{name}: {said}" if profile == "both" else said for said in failures.values()]
 
 
-def _all_rows(
-    evidence: Evidence, ours: _Side, theirs: _Side | None, beside: SideBySide | None
+def _look_at_all_rows(
+    evidence: Evidence, sides: tuple[_Side, ...], beside: SideBySide | None
 ) -> None:
     """What is looked at in every row: special values, and candidate beside reference."""
-    for at in range(0, evidence.num_tokens, evidence.step):
+
+    def look(at: int) -> tuple[list[SpecialValues], SideBySide | None]:
         tokens = np.arange(at, min(at + evidence.step, evidence.num_tokens))
         kinds = evidence.keys.rows(tokens)
-        ours.special.add(tokens, kinds, ours.view)
-        if theirs is not None and beside is not None:
-            theirs.special.add(tokens, kinds, theirs.view)
-            beside.add(tokens, kinds.nan_score, kinds.undefined)
+        found = [SpecialValues() for _ in sides]
+        for special, side in zip(found, sides, strict=True):
+            special.add(tokens, kinds, side.view)
+        if beside is None:
+            return found, None
+        both = SideBySide(sides[0].view, sides[1].view)
+        both.add(tokens, kinds.nan_score, kinds.undefined)
+        return found, both
+
+    for found, both in in_order(look, range(0, evidence.num_tokens, evidence.step)):
+        for side, special in zip(sides, found, strict=True):
+            side.special.merge(special)
+        if beside is not None and both is not None:
+            beside.merge(both)
+
+
+def _ask_the_oracle(
+    evidence: Evidence, sides: tuple[_Side, ...], tokens: Int64[np.ndarray, " n"]
+) -> None:
+    """The rows of these tokens against the oracle."""
+
+    def measure(rows: Rows) -> list[AgainstOracle]:
+        found = [AgainstOracle(side.view, exact=side.numbers.exact) for side in sides]
+        for numbers in found:
+            numbers.add(rows)
+        return found
+
+    for found in in_order(measure, evidence.blocks(tokens)):
+        for side, numbers in zip(sides, found, strict=True):
+            side.numbers.merge(numbers)
 
 
 def _judged_tokens(evidence: Evidence, beside: SideBySide | None) -> Int64[np.ndarray, " n"]:

@@ -75,6 +75,19 @@ class SpecialValues:
             if rows.any():
                 self._note("out", rule, expected, at[rows], out[rows], wrong(out[rows]))
 
+    def merge(self, later: SpecialValues) -> None:
+        """Takes in what was found in blocks that come after its own."""
+        for key, finding in later._findings.items():
+            mine = self._findings.setdefault(key, finding)
+            if mine is not finding:
+                mine.count += finding.count
+        self.minus_inf_at_empty += later.minus_inf_at_empty
+        self._suspect(later.suspects)
+
+    def _suspect(self, tokens: list[int]) -> None:
+        room = SUSPECTS - len(self.suspects)
+        self.suspects += [token for token in tokens if token not in self.suspects][:room]
+
     def _statistic(self, tokens: np.ndarray, kinds: RowKinds, tensor: str, got: np.ndarray) -> None:
         value = math.inf if tensor == "lse" else -math.inf
         empty = np.broadcast_to(kinds.empty[:, None], got.shape)
@@ -119,8 +132,7 @@ class SpecialValues:
                 share=math.inf,
             )
         tokens = np.unique(places[tuple(index[:, :axes].T)][:, 0])
-        room = SUSPECTS - len(self.suspects)
-        self.suspects += [int(t) for t in tokens[:room] if t not in self.suspects]
+        self._suspect(tokens[:SUSPECTS].tolist())
 
 
 def _bits(out: np.ndarray) -> np.ndarray:

@@ -296,6 +296,7 @@ def test_repeated_keys_are_noted(inputs_of, yardstick_of):
     assert note == "2 token rows name a key more than once, up to 2 times; each time counts"
 
 
-def test_a_candidates_own_notes_are_kept(inputs, right):
+def test_notes_of_both_results_are_kept(inputs, right):
     noted = dataclasses.replace(right, notes=("heads padded to 64",))
     assert judge(inputs, noted).notes == ("heads padded to 64",)
+    assert judge(inputs, right, noted).notes == ("reference: heads padded to 64",)

@@ -128,7 +128,7 @@ def test_skipped_rows_do_not_count():
 def test_the_worst_element_is_the_one_furthest_outside_flashmlas_rule():
     expected = np.array([[100.0, 1.0, 0.0], [0.01, 1.0, 1.0]])
     got = expected + np.array([[1.0, 0.0, 7e-4], [0.0, 0.1, 0.0]])  # of 100 1 % is within
-    distance = measured("out", got.astype(np.float32), expected)
+    distance = measured("out", got.astype(BFLOAT16), expected)
     assert distance.worst_at == (1, 1)
     assert distance.worst_use > 1.0
     assert distance.metrics().matched == pytest.approx(5 / 6)
