@@ -15,26 +15,23 @@ Duplicated indices count as often as they occur.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import BFloat16, Float32, Float64, Int32
 from torch import Tensor
 
+from torch_ref.arguments import token_rows
+from torch_ref.arithmetic import LN2, LOG2E, full_fp32_products, max_without_nan
 from torch_ref.prefill_inputs import (
     VALUE_WIDTH,
     Block,
     PrefillInputs,
     blocks,
     check_inputs,
-    token_rows,
 )
 from torch_ref.variants import CONTRACT, Variant
-
-_LOG2E = math.log2(math.e)
-_LN2 = math.log(2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +106,7 @@ def _attend(
     valid, values = block.valid, variant.values(block.keys)  # t 1 K, t K Dv
     scores = block.q @ block.keys.mT  # t H K
     z = (scores * inputs.sm_scale).masked_fill(~valid, -math.inf)
-    m = _max_without_nan(z)  # t H
+    m = max_without_nan(z)  # t H
     empty = ~valid.any(-1)  # t 1
     # -inf - (-inf) would be NaN: where no score is left, any finite reference serves.
     reference = m.masked_fill(m == -math.inf, 0.0)
@@ -123,7 +120,7 @@ def _attend(
     spread = torch.sqrt(p.square() @ norms.square()[..., None])[..., 0]  # t H
     return (
         out.masked_fill(empty[..., None], 0.0),
-        _max_without_nan(scores.masked_fill(~valid, -math.inf)) if variant.needs_raw_max else m,
+        max_without_nan(scores.masked_fill(~valid, -math.inf)) if variant.needs_raw_max else m,
         m,
         (reference + torch.log(L)).masked_fill(empty, math.inf),
         (spread / weight).masked_fill(empty, 0.0),
@@ -157,7 +154,7 @@ def sparse_prefill(
     chosen = token_rows(rows, inputs.tokens, inputs.q.device)
     out = inputs.q.new_empty(len(chosen), inputs.heads, VALUE_WIDTH)
     max_logits, lse = out.new_empty(2, len(chosen), inputs.heads, dtype=torch.float32)
-    with _full_fp32_products():
+    with full_fp32_products():
         for block in blocks(inputs, chosen, torch.float32):
             at = block.where
             out[at], max_logits[at], lse[at] = _attend_fp32(inputs, block)
@@ -166,41 +163,19 @@ def sparse_prefill(
 
 def _attend_fp32(inputs: PrefillInputs, block: Block) -> tuple[Tensor, Tensor, Tensor]:
     valid, values = block.valid, block.keys[..., :VALUE_WIDTH]
-    s2 = (block.q @ block.keys.mT) * (inputs.sm_scale * _LOG2E)  # t H K
+    s2 = (block.q @ block.keys.mT) * (inputs.sm_scale * LOG2E)  # t H K
     s2 = s2.masked_fill_(~valid, -math.inf)
-    m2 = _max_without_nan(s2)  # t H
+    m2 = max_without_nan(s2)  # t H
     empty = ~valid.any(-1)  # t 1
     reference = m2.masked_fill(m2 == -math.inf, 0.0)
     p = torch.exp2(s2 - reference[..., None])  # t H K
     L = p.sum(-1)  # t H
     weight = L
     if inputs.attn_sink is not None:
-        weight = L + torch.exp2(inputs.attn_sink * _LOG2E - reference)
+        weight = L + torch.exp2(inputs.attn_sink * LOG2E - reference)
     out = (p.bfloat16().float() @ values) * (1.0 / weight)[..., None]  # t H Dv
     return (
         out.masked_fill(empty[..., None], 0.0).bfloat16(),
-        m2 * _LN2,
-        (torch.log(L) + reference * _LN2).masked_fill(empty, math.inf),
+        m2 * LN2,
+        (torch.log(L) + reference * LN2).masked_fill(empty, math.inf),
     )
-
-
-def _max_without_nan(scores: Tensor) -> Tensor:
-    """The maximum over the last axis with NaN left out, as CUDA's fmax does; -inf of nothing."""
-    if scores.shape[-1] == 0:
-        return scores.new_full(scores.shape[:-1], -math.inf)
-    return scores.masked_fill(scores.isnan(), -math.inf).amax(-1)
-
-
-@contextmanager
-def _full_fp32_products() -> Iterator[None]:
-    """fp32 matrix products in fp32: TF32 would drop 13 bits of every key, here and on a CPU."""
-    mkldnn = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    backends = (torch.backends.cuda.matmul, mkldnn)
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision

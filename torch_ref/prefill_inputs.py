@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import BFloat16, Bool, Float, Int32
 from torch import Tensor
+
+from torch_ref.arguments import finite_scale, require_device, require_tensor, shape_of
 
 VALUE_WIDTH = 512
 KEY_WIDTHS = (512, 576)
@@ -111,11 +111,11 @@ def check_inputs(
     indices int32 [T, K] or [T, 1, K]; sm_scale finite in fp32; d_v 512; attn_sink fp32 [H];
     topk_length int32 [T] with values in 0..K. T, S and K may be 0. Any strides.
     """
-    _require_tensor("q", q, torch.bfloat16)
-    _require_tensor("kv", kv, torch.bfloat16)
-    _require_tensor("indices", indices, torch.int32)
+    require_tensor("q", q, torch.bfloat16)
+    require_tensor("kv", kv, torch.bfloat16)
+    require_tensor("indices", indices, torch.int32)
     if q.ndim != 3:
-        raise ValueError(f"q: shape {_shape(q)}; accepted is [T, H, D]")
+        raise ValueError(f"q: shape {shape_of(q)}; accepted is [T, H, D]")
     T, H, D = q.shape
     if not 1 <= H <= MAX_HEADS:
         raise ValueError(f"q: {H} heads; accepted are 1 to {MAX_HEADS}")
@@ -131,62 +131,26 @@ def check_inputs(
         raise ValueError(f"indices: {indices.shape[0]} rows; q has T = {T} tokens")
 
     if attn_sink is not None:
-        _require_tensor("attn_sink", attn_sink, torch.float32)
+        require_tensor("attn_sink", attn_sink, torch.float32)
         if attn_sink.shape != (H,):
-            raise ValueError(f"attn_sink: shape {_shape(attn_sink)}; accepted is [H] = [{H}]")
+            raise ValueError(f"attn_sink: shape {shape_of(attn_sink)}; accepted is [H] = [{H}]")
     if topk_length is not None:
-        _require_tensor("topk_length", topk_length, torch.int32)
+        require_tensor("topk_length", topk_length, torch.int32)
         if topk_length.shape != (T,):
-            raise ValueError(f"topk_length: shape {_shape(topk_length)}; accepted is [T] = [{T}]")
+            raise ValueError(f"topk_length: shape {shape_of(topk_length)}; accepted is [T] = [{T}]")
         _require_lengths(topk_length, indices.shape[1])
-    for name, tensor in (
-        ("kv", kv),
-        ("indices", indices),
-        ("attn_sink", attn_sink),
-        ("topk_length", topk_length),
-    ):
-        if tensor is not None and tensor.device != q.device:
-            raise ValueError(f"{name}: on {tensor.device}; q is on {q.device}, use one device")
+    require_device(
+        {"kv": kv, "indices": indices, "attn_sink": attn_sink, "topk_length": topk_length},
+        q.device,
+    )
     return PrefillInputs(q, kv, indices, finite_scale(sm_scale), attn_sink, topk_length)
-
-
-def finite_scale(sm_scale: float) -> float:
-    """sm_scale as a float; ValueError unless it is a real number that is finite in fp32."""
-    if isinstance(sm_scale, bool) or not isinstance(sm_scale, numbers.Real):
-        raise ValueError(f"sm_scale: {sm_scale!r}; accepted is a finite number")
-    scale = float(sm_scale)
-    if not math.isfinite(scale) or abs(scale) > torch.finfo(torch.float32).max:
-        raise ValueError(f"sm_scale: {scale}; accepted is a number that is finite in fp32")
-    return scale
-
-
-def token_rows(rows: Sequence[int] | Tensor | None, tokens: int, device: torch.device) -> Tensor:
-    """`rows` as int64 on `device`, all tokens for None; ValueError outside 0..tokens - 1."""
-    if rows is None:
-        return torch.arange(tokens, device=device)
-    chosen = torch.as_tensor(rows, device=device)
-    if chosen.numel() == 0:
-        chosen = chosen.reshape(-1).long()
-    if chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
-        raise ValueError(f"rows: {chosen.dtype} {_shape(chosen)}; accepted is a list of token rows")
-    outside = (chosen < 0) | (chosen >= tokens)
-    if bool(outside.any()):
-        raise ValueError(f"rows: {int(chosen[outside][0])}; accepted are rows 0 to {tokens - 1}")
-    return chosen.long()
-
-
-def _require_tensor(name: str, value: object, dtype: torch.dtype) -> None:
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{name}: {type(value).__name__}; accepted is a torch tensor of {dtype}")
-    if value.dtype != dtype:
-        raise ValueError(f"{name}: dtype {value.dtype}; accepted is {dtype}")
 
 
 def _without_unit_axis(name: str, tensor: Tensor, accepted: str) -> Tensor:
     if tensor.ndim == 3 and tensor.shape[1] == 1:
         return tensor[:, 0, :]
     if tensor.ndim != 2:
-        raise ValueError(f"{name}: shape {_shape(tensor)}; accepted is {accepted}")
+        raise ValueError(f"{name}: shape {shape_of(tensor)}; accepted is {accepted}")
     return tensor
 
 
@@ -197,7 +161,3 @@ def _require_lengths(topk_length: Tensor, K: int) -> None:
         raise ValueError(
             f"topk_length: {int(topk_length[row])} in row {row}; accepted are 0 to K = {K}"
         )
-
-
-def _shape(tensor: Tensor) -> str:
-    return str(list(tensor.shape))

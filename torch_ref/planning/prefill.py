@@ -20,11 +20,12 @@ Plain integers, no tensors. Requests and tokens are counted from the first prefi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, SupportsIndex
+
+from torch_ref.planning._arguments import at_least, lengths
 
 Rules = Literal["fixed", "vllm-0.33.0"]
 
@@ -81,7 +82,7 @@ def plan_prefill_chunks(
     """
     if rules not in ("fixed", "vllm-0.33.0"):
         raise ValueError(f"rules: {rules!r}; accepted are 'fixed' and 'vllm-0.33.0'")
-    queries = _lengths("query_lens", query_lens)
+    queries = lengths("query_lens", query_lens)
     gather = gather_lens(seq_lens, queries, window=window)
     compressed = compressed_lens(
         seq_lens, compress_ratio=compress_ratio, has_compressed=has_compressed
@@ -124,10 +125,10 @@ def compressed_lens(
     seq_lens: Sequence[SupportsIndex], *, compress_ratio: int, has_compressed: bool | None = None
 ) -> tuple[int, ...]:
     """Compressed keys of each request: floor(seq_len / ratio), 0 for a layer that has none."""
-    lengths = _lengths("seq_lens", seq_lens)
+    seqs = lengths("seq_lens", seq_lens)
     if not gathers_compressed(compress_ratio, has_compressed):
-        return (0,) * len(lengths)
-    return tuple(length // compress_ratio for length in lengths)
+        return (0,) * len(seqs)
+    return tuple(length // compress_ratio for length in seqs)
 
 
 def gather_lens(
@@ -137,15 +138,15 @@ def gather_lens(
 
     A query token sees the window that ends with itself, so the first one reaches back window - 1.
     """
-    _at_least_one("window", window)
-    lengths, queries = _lengths("seq_lens", seq_lens), _lengths("query_lens", query_lens)
-    if len(lengths) != len(queries):
+    at_least("window", window)
+    seqs, queries = lengths("seq_lens", seq_lens), lengths("query_lens", query_lens)
+    if len(seqs) != len(queries):
         raise ValueError(
-            f"query_lens: {len(queries)} requests; seq_lens has {len(lengths)}, one each is needed"
+            f"query_lens: {len(queries)} requests; seq_lens has {len(seqs)}, one each is needed"
         )
     return tuple(
         query + min(max(length - query, 0), window - 1)
-        for length, query in zip(lengths, queries, strict=True)
+        for length, query in zip(seqs, queries, strict=True)
     )
 
 
@@ -165,7 +166,7 @@ def workspace_area_limit(
         ("max_num_batched_tokens", max_num_batched_tokens),
         ("chunk_size", chunk_size),
     ):
-        _at_least_one(name, value)
+        at_least(name, value)
     compressed = 0
     if gathers_compressed(compress_ratio, has_compressed):
         compressed = -(-max_model_len // compress_ratio)
@@ -186,19 +187,3 @@ def gathers_compressed(compress_ratio: int, has_compressed: bool | None = None) 
             f"compress_ratio: {compress_ratio} with has_compressed=True; accepted are 1 and more"
         )
     return has_compressed
-
-
-def _lengths(name: str, values: Sequence[SupportsIndex]) -> tuple[int, ...]:
-    try:
-        lengths = tuple(operator.index(value) for value in values)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}; accepted are whole numbers, one a request") from error
-    for i, length in enumerate(lengths):
-        if length < 0:
-            raise ValueError(f"{name}: {length} for request {i}; accepted are 0 and more")
-    return lengths
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}: {value}; accepted are 1 and more")
