@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compare.commands.output import FormatsOption, OutOption, ProfileOption, ReportFiles, profile_of
+from compare.commands.output import (
+    FormatsOption,
+    OutOption,
+    ProfileOption,
+    ReportFiles,
+    profile_of,
+    say_written,
+)
 from compare.commands.words import WordsOff, command
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
@@ -44,7 +51,8 @@ def compare_files(
             found = bundle.compare_files(mine, theirs, profile=profile)
         except bundle.BundleError as error:
             raise WordsOff(str(error)) from None
+    written = report_files.write(found)
     console = Console(highlight=False)
     terminal.show(found, console, verbose=True)
-    report_files.write(found, console)
+    say_written(written, console)
     return found.exit_status

@@ -44,9 +44,13 @@ class ReportFiles:
                     f"--out {folder}: no folder can be made there ({error.strerror})"
                 ) from None
 
-    def write(self, report: Report, console: Console) -> None:
-        """Writes them and says where; without --report there are none."""
-        if not self._formats:
-            return
-        for path in files.write(report, self._formats, self._folder):
-            terminal.say(console, f"wrote {path}", style="dim")
+    def write(self, report: Report) -> tuple[Path, ...]:
+        """Writes them; without --report there are none. Done before a report is shown: a pipe that
+        nobody reads any more must not cost the files."""
+        return files.write(report, self._formats, self._folder) if self._formats else ()
+
+
+def say_written(written: Sequence[Path], console: Console) -> None:
+    """Where the files of a report are."""
+    for path in written:
+        terminal.say(console, f"wrote {path}", style="dim")

@@ -12,7 +12,14 @@ import typer
 from rich.console import Console
 
 from compare.cases.case import Case
-from compare.commands.output import FormatsOption, OutOption, ProfileOption, ReportFiles, profile_of
+from compare.commands.output import (
+    FormatsOption,
+    OutOption,
+    ProfileOption,
+    ReportFiles,
+    profile_of,
+    say_written,
+)
 from compare.commands.words import cases_of, catalogue_cases, command, device_of
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
@@ -75,6 +82,7 @@ def run(
     asked for isn't available, a reference failed, or nothing was compared.
     """
     from compare.run import runner
+    from compare.run.interruption import signals_end_in_order
 
     profile = profile_of(profile)
     report_files = ReportFiles(report, out)
@@ -91,26 +99,28 @@ def run(
     cases = cases_of(words or [], full=full, cases_of_suite=cases_of_suite)
     chosen = matching(cases, pattern)
 
-    with JobProgress("loading the implementations", quiet=quiet) as progress:
-        found = runner.run(
-            chosen,
-            candidate or None,
-            reference,
-            profile=profile,
-            jobs=jobs,
-            timeout=timeout,
-            device=None if device is None else device_of(device),
-            full=full,
-            progress=progress,
-            repeat=repeat,
-        )
-    unavailable = (*missing, *found.unavailable)
-    found = dataclasses.replace(found, unavailable=unavailable, require=require)
-    console = Console(highlight=False)
-    if cases and not chosen:
-        terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
-    terminal.show(found, console, verbose=verbose, quiet=quiet)
-    report_files.write(found, console)
+    with signals_end_in_order():
+        with JobProgress("loading the implementations", quiet=quiet) as progress:
+            found = runner.run(
+                chosen,
+                candidate or None,
+                reference,
+                profile=profile,
+                jobs=jobs,
+                timeout=timeout,
+                device=None if device is None else device_of(device),
+                full=full,
+                progress=progress,
+                repeat=repeat,
+            )
+        unavailable = (*missing, *found.unavailable)
+        found = dataclasses.replace(found, unavailable=unavailable, require=require)
+        written = report_files.write(found)
+        console = Console(highlight=False)
+        if cases and not chosen:
+            terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
+        terminal.show(found, console, verbose=verbose, quiet=quiet)
+        say_written(written, console)
     return found.exit_status
 
 

@@ -27,6 +27,7 @@ _BOOTSTRAP = (
     "importlib.import_module(sys.argv[2]).main(int(sys.argv[3]))"
 )
 _FATAL = "Fatal Python error"
+_SIGNAL_SECONDS = 0.5
 
 
 class Child:
@@ -104,6 +105,10 @@ class Child:
     def _died(self) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
+        if self._process.poll() == -signal.SIGTERM:
+            # Sent to every process of a run that is to end, it reaches this one too in a moment;
+            # the child's end is then no finding.
+            time.sleep(_SIGNAL_SECONDS)
         start = max(os.fstat(self._log.fileno()).st_size - 20_000, 0)
         message = "\n".join([_ending(self._process.poll()), *last_words(self._output(start))])
         self.close()

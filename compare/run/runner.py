@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
 
@@ -10,6 +9,7 @@ from compare.cases.case import Case
 from compare.report.report import Report, Row
 from compare.run import registry
 from compare.run.implementations import Implementation
+from compare.run.interruption import work_is_over
 from compare.run.session import (
     INTERPRETER_SECONDS,
     Event,
@@ -50,7 +50,8 @@ def run(
     device: cpu, cuda or cuda:N. full: no limit on the interpreter's time. repeat: how often each
     candidate runs on each case; other bits than the first time are NONDETERMINISTIC.
 
-    Ctrl-C, at any moment, ends the run with a Report of what was finished. UnknownImplementation
+    Ctrl-C, at any moment, ends the run with a Report of what was finished; so do SIGTERM and SIGHUP
+    inside `interruption.signals_end_in_order`. UnknownImplementation
     for a name that isn't there; ValueError for jobs > 1 with what has no name to be found by.
     """
     started = time.monotonic()
@@ -77,29 +78,31 @@ def run(
     total = sum(len(task.candidates) for task in tasks)
     rows: dict[tuple[int, int], Row] = {}
     interrupted = False
+    environment: dict[str, str] = {}
     session = Session(chosen, references, options)
+    events = _events(session, tasks, chosen, references, options, jobs)
     try:
-        with contextlib.closing(
-            _events(session, tasks, chosen, references, options, jobs)
-        ) as events:
-            for event in events:
-                match event:
-                    case Finished(index, place, row):
-                        rows[index, place] = row
-                        what = f"{row.candidate} on {row.case}"
-                    case Starting(_, _, what):
-                        pass
-                    case Unavailable(what):
-                        unavailable.append(what)
-                if progress is not None:
-                    progress(len(rows), total, what)
+        environment = _environment()
+        for event in events:
+            match event:
+                case Finished(index, place, row):
+                    rows[index, place] = row
+                    what = f"{row.candidate} on {row.case}"
+                case Starting(_, _, what):
+                    pass
+                case Unavailable(what):
+                    unavailable.append(what)
+            if progress is not None:
+                progress(len(rows), total, what)
     except KeyboardInterrupt:
         interrupted = True
     finally:
+        work_is_over()
+        events.close()
         session.close()
     return Report(
         rows=tuple(rows[key] for key in sorted(rows)),
-        environment=_environment(),
+        environment=environment,
         profile=profile,
         unavailable=tuple(dict.fromkeys(unavailable)),
         interrupted=interrupted,

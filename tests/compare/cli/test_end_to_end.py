@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -21,7 +22,7 @@ from compare.run import registry
 from compare.run.result import SparsePrefillResult
 from compare.suites import make_inputs, parse_case
 from compare.tools.bundle import save_bundle
-from tests.compare.cli.command_line import command_line
+from tests.compare.cli.command_line import Outcome, command_line
 
 CASE = "sparse-prefill:s_q=2,s_kv=96,h=4"
 ROOT = Path(__file__).parents[3]
@@ -45,9 +46,15 @@ def dies(q, **rest):
 
 @compare.candidate(framework="numpy")
 def waits(q, indices, **rest):
+    first = os.environ["STARTED"] + ".first"
     if len(q) == 2:
+        open(first, "w").close()
         raise ValueError("the first case is over at once")
-    open(os.environ["STARTED"], "w").close()
+    while not os.path.exists(first):  # with two jobs the cases run side by side
+        time.sleep(0.05)
+    with open(os.environ["STARTED"] + "~", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, os.environ["STARTED"])
     time.sleep(600)
 """
 
@@ -124,12 +131,20 @@ def test_a_reference_that_serves_none_of_the_suites_is_3():
     assert "vllm-0.33.0: the reference isn't for sparse-prefill" in found.out
 
 
-def test_ctrl_c_leaves_the_report_of_what_was_finished(candidates, tmp_path):
-    started, out = tmp_path / "started", tmp_path / "out"
-    other = "sparse-prefill:s_q=3,s_kv=96,h=4"
-    words = ["run", CASE, other, "--candidate", f"{candidates}:waits", "--reference", "oracle"]
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def interrupted(words: list[str], tmp_path: Path, send: Callable[[int], None]) -> Outcome:
+    """`run` with a report, ended by `send` once a candidate has written $STARTED."""
+    started = tmp_path / "started"
+    report = ["--report", "json,junit", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "compare", *words, "--report", "json,junit", "--out", str(out)],
+        [sys.executable, "-m", "compare", "run", *words, *report],
         cwd=ROOT,
         env={**os.environ, "STARTED": str(started)},
         stdout=subprocess.PIPE,
@@ -140,18 +155,52 @@ def test_ctrl_c_leaves_the_report_of_what_was_finished(candidates, tmp_path):
         deadline = time.monotonic() + 120
         while not started.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        send(process.pid)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 1, stdout + stderr  # what was finished had failed
-    report = load((out / "report.json").read_text())
+    return Outcome(process.returncode, out, err)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_signal_leaves_the_report_of_what_was_finished(candidates, tmp_path, signals, jobs):
+    def send(process: int) -> None:
+        if jobs > 1:
+            time.sleep(1)  # the other job's row is on its way
+        for number in signals:
+            os.kill(process, number)
+
+    waiting = "sparse-prefill:s_q=3,s_kv=96,h=4"
+    words = [CASE, waiting, "--candidate", f"{candidates}:waits", "--reference", "oracle"]
+    found = interrupted([*words, "--jobs", str(jobs)], tmp_path, send)
+    assert found.status == 1, found.out + found.err  # what was finished had failed
+    report = load((tmp_path / "out/report.json").read_text())
     assert report.interrupted
     assert [row.case for row in report.rows] == [CASE]
-    assert "The run was interrupted; the report holds what was finished." in stdout
-    assert "Traceback" not in stdout + stderr
-    names = [case.get("name") for case in ET.parse(out / "junit.xml").iter("testcase")]
+    assert "The run was interrupted; the report holds what was finished." in found.out
+    assert "Traceback" not in found.out + found.err
+    names = [case.get("name") for case in ET.parse(tmp_path / "out/junit.xml").iter("testcase")]
     assert names == [CASE, "The run was interrupted; the report holds what was finished."]
+    worker = int((tmp_path / "started").read_text())
+    deadline = time.monotonic() + 10  # what a job had started ends by itself, a moment later
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(worker)
+
+
+def test_a_signal_to_every_process_of_a_run_is_no_crash_of_the_candidate(candidates, tmp_path):
+    def send(process: int) -> None:
+        os.kill(int((tmp_path / "started").read_text()), signal.SIGTERM)
+        os.kill(process, signal.SIGTERM)
+
+    waiting = "sparse-prefill:s_q=3,s_kv=96,h=4"
+    words = [CASE, waiting, "--candidate", f"{candidates}:waits", "--reference", "oracle"]
+    found = interrupted(words, tmp_path, send)
+    report = load((tmp_path / "out/report.json").read_text())
+    assert report.interrupted
+    assert [row.case for row in report.rows] == [CASE]
+    assert "CRASH" not in found.out
 
 
 def test_a_plan_that_breaks_a_rule_fails_with_its_chunk_named():
