@@ -171,14 +171,16 @@ class Evidence:
         sink = self.inputs.attn_sink
         with np.errstate(invalid="ignore"):
             torch_error = row_norm(to_float64(torch_out) - oracle.out)
+            out_norm = row_norm(oracle.out)
             floor = flushed_floor(
-                row_norm(oracle.out),
+                out_norm,
                 oracle.max_logits,
                 oracle.lse,
                 None if sink is None else sink.astype(np.float64),
             )
             bounds = calibrated_bounds(
                 kinds.facts,
+                out_norm=out_norm,
                 max_logits=oracle.max_logits,
                 lse=oracle.lse,
                 p2=oracle.p2,

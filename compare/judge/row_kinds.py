@@ -100,6 +100,7 @@ class KeyFacts:
             facts=RowFacts(
                 count=valid.sum(axis=1),
                 copies=most_copies(indices),
+                longest=longest,
                 reach=reach,
                 d_qk=inputs.q.shape[2],
             ),

@@ -9,7 +9,8 @@ L = sum exp(z_j - m), p_j the weight of key j in out (the sink's share taken off
 |x| the Euclidean norm, o the oracle's and t the yardstick's row. A ULP is the distance from a
 float32 to the next larger one.
 
-out, per row:      |x - o| <= 2 |t - o| + 2^-8 p2 + floor,    p2 = sqrt(d) sqrt(sum_j p_j^2 |V_j|^2)
+out, per row:      |x - o| <= 2 |t - o| + 2^-8 p2 + scores + floor,
+                   p2 = sqrt(d) sqrt(sum_j p_j^2 |V_j|^2)
 
 - |t - o| holds what every kernel of this precision loses: rounding P, rounding out. Both are noise
   over 512 columns, of the same size in any right kernel; 2 leaves room for another order of sums
@@ -21,6 +22,12 @@ out, per row:      |x - o| <= 2 |t - o| + 2^-8 p2 + floor,    p2 = sqrt(d) sqrt(
   have independent signs, so they add like p2, a root of squares.
 - Copies of one key have equal P and lose the same, with one sign: d copies of weight p add like
   d p, not sqrt(d) p. With d the most copies of any key of the row, sqrt(d) makes p2 large enough.
+- scores: a score that is off by e changes out by e p_j (V_j - o). Scores are sums in fp32, off by
+  up to 4 ulp(A) (below), which is nothing beside 2^-8 until |q| |k| reaches thousands. Then it
+  rules, and between two nearly equal scores it is one number for the whole row, which |t - o| may
+  happen to have near 0. The root of squares of p_j |V_j - o| is at most p2 + |o|, and where one
+  slot has all the weight but r, at most 4 r max |k_j|: the smaller of the two, times 4 ulp(A).
+  Truncation (drift, below) moves nearly equal scores alike, which out doesn't see.
 - floor: fp32 results under 2^-126 may be flushed to zero (FlashMLA is built with fast math), each
   of the 512 columns. Where L + exp(sink - m) exceeds 2^126 its reciprocal is flushed itself, and
   an exact 0 is as right as the oracle's value: there |o| is added.
@@ -86,13 +93,14 @@ FLASHMLA = {
 class RowFacts:
     """What the inputs alone say about the rows of n tokens, computed without any attention.
 
-    count [n]: valid slots. copies [n]: the most valid slots that name one key. reach [n, H]:
-    |sm_scale| |q| max_j |k_j| in natural units, an upper bound of every |z_j| and of every partial
-    sum. d_qk: D.
+    count [n]: valid slots. copies [n]: the most valid slots that name one key. longest [n]: max_j
+    |k_j|. reach [n, H]: |sm_scale| |q| max_j |k_j| in natural units, an upper bound of every |z_j|
+    and of every partial sum. d_qk: D.
     """
 
     count: Int64[np.ndarray, " n"]
     copies: Int64[np.ndarray, " n"]
+    longest: Float64[np.ndarray, " n"]
     reach: Float64[np.ndarray, "n H"]
     d_qk: int
 
@@ -130,25 +138,29 @@ def flushed_floor(
 def calibrated_bounds(
     facts: RowFacts,
     *,
+    out_norm: Float64[np.ndarray, "n H"],
     max_logits: Float64[np.ndarray, "n H"],
     lse: Float64[np.ndarray, "n H"],
     p2: Float64[np.ndarray, "n H"],
     floor: Float64[np.ndarray, "n H"],
     torch_errors: dict[str, Float64[np.ndarray, "n H"]],
 ) -> Bounds:
-    """Bounds from the oracle's max_logits, lse and p2 and from the yardstick's errors by tensor.
+    """Bounds from the oracle's |o|, max_logits, lse and p2 and the yardstick's errors by tensor.
 
     Rows with special values get bounds that mean nothing; they are judged before this.
     """
-    copies = np.sqrt(np.maximum(facts.copies, 1))[:, None]
+    p2 = p2 * np.sqrt(np.maximum(facts.copies, 1))[:, None]
     count = np.log(np.maximum(facts.count, 1))[:, None]
     with np.errstate(invalid="ignore"):
         base2 = np.abs(max_logits) * LOG2E
         of_max = np.maximum(base2, facts.reach)
         of_lse = np.maximum.reduce([np.ones_like(lse), of_max, np.abs(lse), lse - max_logits])
+        beside_largest = -np.expm1(max_logits - lse)  # r: the weight of all slots but one
+        spread = np.minimum(p2 + out_norm, 4.0 * beside_largest * facts.longest[:, None])
+        scores = STATISTIC_ULPS * ulp(of_max) * spread
         drift = facts.d_qk / MMA_COLUMNS * 2.0**-24
         return Bounds(
-            out=TORCH_FACTOR * torch_errors["out"] + P_ROUNDING * copies * p2 + floor,
+            out=TORCH_FACTOR * torch_errors["out"] + P_ROUNDING * p2 + scores + floor,
             out_floor=floor,
             max_logits=TORCH_FACTOR * torch_errors["max_logits"]
             + STATISTIC_ULPS * ulp(of_max)
