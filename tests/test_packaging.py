@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -144,27 +145,54 @@ def test_marker_of_types_is_in_each_package():
     assert [house for house in HOUSES if not (ROOT / house / "py.typed").is_file()] == []
 
 
-def test_wheel_holds_the_three_packages_and_nothing_else(tmp_path):
+@pytest.fixture(scope="module")
+def built_wheel(tmp_path_factory) -> Path:
     try:
         importlib.metadata.version("hatchling")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("hatchling, which builds the wheel, is not installed here")
-    source = tmp_path / "source"
-    kept = [f for f in git("ls-files", "-z") if not f.startswith("goldens/")]
-    for name in kept:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in git("ls-files", "-z", "--cached", "--others", "--exclude-standard"):
         if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder / f"mla_crosscheck-{PROJECT['project']['version']}-py3-none-any.whl"
 
-    version = PROJECT["project"]["version"]
-    metadata = f"mla_crosscheck-{version}.dist-info"
-    with zipfile.ZipFile(tmp_path / f"mla_crosscheck-{version}-py3-none-any.whl") as wheel:
+
+def test_wheel_holds_the_three_packages_and_nothing_else(built_wheel):
+    metadata = f"mla_crosscheck-{PROJECT['project']['version']}.dist-info"
+    with zipfile.ZipFile(built_wheel) as wheel:
         names = wheel.namelist()
         entry_points = wheel.read(f"{metadata}/entry_points.txt").decode()
     assert {name.split("/")[0] for name in names} == {*HOUSES, metadata}
     assert {f"{house}/py.typed" for house in HOUSES} <= set(names)
     assert f"{metadata}/licenses/LICENSE" in names
     assert "mla-crosscheck = compare.cli:main" in entry_points
+
+
+def test_an_installed_wheel_compares_with_the_recorded_results(built_wheel, tmp_path):
+    installed = tmp_path / "site-packages"
+    with zipfile.ZipFile(built_wheel) as wheel:
+        wheel.extractall(installed)
+    words = ["sparse-prefill:s_q=3,s_kv=300", "prefill-plan", "--device", "cpu"]
+    words += ["--candidate", "torch", "--candidate", "jax-planner", "--require", "201"]
+    words += ["--report", "json", "--out", "report"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLA_CROSSCHECK")}
+    done = subprocess.run(
+        [sys.executable, "-m", "compare", "run", *words],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "report/report.json").read_text("utf-8"))["rows"]
+    compared = {row["case"].split(":")[0]: row["reference"] for row in rows}
+    assert compared == {
+        "sparse-prefill": "golden:h200/flash_mla",
+        "prefill-plan": "golden:engine/vllm-0.33.0",
+    }

@@ -135,10 +135,13 @@ def array_sha256(array: np.ndarray) -> str:
 
 
 def goldens_folder() -> Path:
-    """Where recorded results are: $MLA_CROSSCHECK_GOLDENS, else beside the checkout's packages."""
+    """Where recorded results are: $MLA_CROSSCHECK_GOLDENS, else the folder that a wheel has inside
+    this package, else the one that a checkout has beside it."""
     if named := os.environ.get(FOLDER_VARIABLE):
         return Path(named)
-    return Path(__file__).parents[2] / "goldens"
+    package = Path(__file__).parents[1]
+    packaged = package / "_goldens"
+    return packaged if packaged.is_dir() else package.parent / "goldens"
 
 
 def file_name(case: str) -> str:
