@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 
-def finite_scale(sm_scale: float) -> float:
-    """sm_scale as a float; ValueError unless it is a real number that is finite in fp32."""
-    if isinstance(sm_scale, bool) or not isinstance(sm_scale, numbers.Real):
-        raise ValueError(f"sm_scale: {sm_scale!r}; accepted is a finite number")
-    scale = float(sm_scale)
-    if not math.isfinite(scale) or abs(scale) > torch.finfo(torch.float32).max:
-        raise ValueError(f"sm_scale: {scale}; accepted is a number that is finite in fp32")
-    return scale
+def finite_scale(scale: float, name: str = "sm_scale") -> float:
+    """`scale` as a float; ValueError unless it is a real number that is finite in fp32."""
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise ValueError(f"{name}: {scale!r}; accepted is a finite number")
+    number = float(scale)
+    if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
+        raise ValueError(f"{name}: {number}; accepted is a number that is finite in fp32")
+    return number
 
 
 def token_rows(rows: Sequence[int] | Tensor | None, tokens: int, device: torch.device) -> Tensor:
