@@ -23,8 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.prefill.kernel_sm90 import barriers, softmax
-from jax_impl.prefill.kernel_sm90.context import I32, REFERENCE, Context, Tile
-from jax_impl.prefill.kernel_sm90.epilogue import finish_tile, post_totals
+from jax_impl.prefill.kernel_sm90.context import I32, REFERENCE, Context, OwnTile, Tile
+from jax_impl.prefill.kernel_sm90.epilogue import finish_tile, load_sink, post_totals
 from jax_impl.prefill.kernel_sm90.problem import (
     EVEN,
     LEFT,
@@ -102,9 +102,8 @@ def even_consumer(k: Context) -> None:
     load_queries(k, k.own_tile(I32(0)))
     scale = k.gmem.scale[0]
 
-    def compute_tile(i: Any, rounds: Any) -> Any:
-        tile = k.own_tile(i)
-        num_pairs = k.num_pairs(k.length(tile.token))
+    def compute_tile(own: OwnTile, rounds: Any) -> Any:
+        sink = load_sink(k, own.tile)
         scores = _first_even_scores(k, rounds)
 
         def middle(p: Any, carry: Any) -> Any:
@@ -113,16 +112,16 @@ def even_consumer(k: Context) -> None:
             return _next_even_scores(k, state, rounds + p + 1)
 
         carry = (softmax.initial_state(), scores)
-        state, scores = lax.fori_loop(0, num_pairs - 1, middle, carry)
-        state = _even_pair(k, state, scores, scale, rounds + num_pairs - 1)
+        state, scores = lax.fori_loop(0, own.num_pairs - 1, middle, carry)
+        state = _even_pair(k, state, scores, scale, rounds + own.num_pairs - 1)
         state = _finish_values(k, state)
         _free(k, ODD, LEFT)
 
         post_totals(k, EVEN, state)
-        finish_tile(k, EVEN, tile, i, state)
-        return rounds + num_pairs
+        finish_tile(k, EVEN, own, state, sink)
+        return rounds + own.num_pairs
 
-    lax.fori_loop(0, k.num_own_tiles(), compute_tile, I32(0))
+    k.for_own_tiles(compute_tile, I32(0))
 
 
 def _first_even_scores(k: Context, round_: Any) -> Any:
@@ -170,14 +169,12 @@ def odd_consumer(k: Context) -> None:
     """Scores odd blocks and owns the right half of the output."""
     plgpu.set_max_registers(k.config.consumer_registers, action="increase")
     scale = k.gmem.scale[0]
-    num_own_tiles = k.num_own_tiles()
 
-    def compute_tile(i: Any, rounds: Any) -> Any:
-        tile = k.own_tile(i)
-        num_pairs = k.num_pairs(k.length(tile.token))
+    def compute_tile(own: OwnTile, rounds: Any) -> Any:
+        sink = load_sink(k, own.tile)
 
         def pair(p: Any, state: RowState) -> RowState:
-            is_last = p == num_pairs - 1
+            is_last = p == own.num_pairs - 1
 
             @pl.when(p == 0)
             def _wait_for_queries() -> None:
@@ -185,19 +182,18 @@ def odd_consumer(k: Context) -> None:
                     plgpu.barrier_wait(k.smem.q_ready.at[side])
 
             def load_next_queries() -> None:
-                has_next = i + 1 < num_own_tiles
-                pl.when(is_last & has_next)(lambda: load_queries(k, k.own_tile(i + 1)))
+                pl.when(is_last & own.has_following)(lambda: load_queries(k, own.following))
 
             def post_if_last(state: RowState) -> None:
                 pl.when(is_last)(lambda: post_totals(k, ODD, state))
 
             return _odd_pair(k, state, scale, rounds + p, load_next_queries, post_if_last)
 
-        state = lax.fori_loop(0, num_pairs, pair, softmax.initial_state())
-        finish_tile(k, ODD, tile, i, state)
-        return rounds + num_pairs
+        state = lax.fori_loop(0, own.num_pairs, pair, softmax.initial_state())
+        finish_tile(k, ODD, own, state, sink)
+        return rounds + own.num_pairs
 
-    lax.fori_loop(0, num_own_tiles, compute_tile, I32(0))
+    k.for_own_tiles(compute_tile, I32(0))
 
 
 def _odd_pair(

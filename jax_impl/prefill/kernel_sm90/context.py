@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -58,6 +59,17 @@ class Tile(NamedTuple):
     first_head: Any
 
 
+class OwnTile(NamedTuple):
+    """A tile on a thread block's way, and what is known of it when it begins."""
+
+    tile: Tile
+    i: Any  # how many tiles this thread block has finished before
+    length: Any  # slots of the token that may hold keys, in [0, K]
+    num_pairs: Any  # of blocks to walk over
+    following: Tile  # the tile after it; behind the last one, any
+    has_following: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
     """Everything that the roles of one thread block share."""
@@ -89,9 +101,32 @@ class Context:
     def own_tile(self, i: Any) -> Tile:
         return self.tile(self.cta + i * self.num_ctas)
 
-    def length(self, token: Any) -> Any:
-        """Slots of the token that may hold keys; never more than its row has."""
-        return jnp.clip(self.gmem.length[token], 0, self.problem.topk)
+    def for_own_tiles(self, visit: Callable[[OwnTile, Any], Any], carry: Any) -> Any:
+        """carry = visit(tile, carry) for all tiles of this thread block, in their order.
+
+        The length is loaded a tile ahead and looked at only when its tile begins: everybody's
+        first step depends on it, and a load from global memory takes longer than the end of a
+        tile.
+        """
+        count = self.num_own_tiles()
+
+        def step(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+            stated_length, carry = state
+            tile = self.own_tile(i)
+            # Behind the last tile there is none to look ahead to; any will do.
+            following = self.tile(jnp.minimum(tile.number + self.num_ctas, self._last_tile))
+            stated_next = self.gmem.length[following.token]
+            # More slots than its row has can't be read, and fewer than none can't be walked.
+            length = jnp.clip(stated_length, 0, self.problem.topk)
+            own = OwnTile(tile, i, length, self.num_pairs(length), following, i + 1 < count)
+            return stated_next, visit(own, carry)
+
+        first_length = self.gmem.length[self.own_tile(I32(0)).token]
+        return lax.fori_loop(0, count, step, (first_length, carry))[1]
+
+    @property
+    def _last_tile(self) -> int:
+        return self.problem.num_tiles - 1
 
     def num_pairs(self, length: Any) -> Any:
         """Pairs of blocks to walk over: at least one, so that every tile has an epilogue."""

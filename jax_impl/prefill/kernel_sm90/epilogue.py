@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic.layouts import COLUMN, ROW
 from jax_impl.prefill.kernel_sm90 import barriers
-from jax_impl.prefill.kernel_sm90.context import MAXIMUM, TOTAL, Context, Tile
+from jax_impl.prefill.kernel_sm90.context import MAXIMUM, TOTAL, Context, OwnTile, Tile
 from jax_impl.prefill.kernel_sm90.problem import EVEN, ODD, SIDE_COLUMNS, TILE_HEADS
 from jax_impl.prefill.kernel_sm90.softmax import RowState, over_columns, zero_accumulator
 
@@ -32,12 +32,18 @@ def post_totals(k: Context, parity: int, state: RowState) -> None:
     k.seams.arrive(k.smem.barriers, barriers.totals_ready[parity])
 
 
-def finish_tile(k: Context, parity: int, tile: Tile, i: Any, state: RowState) -> None:
+def load_sink(k: Context, tile: Tile) -> Any:
+    """The sinks of a tile's heads. Loaded when the tile begins: its end would wait for them."""
+    heads = pl.ds(tile.first_head, TILE_HEADS)
+    return plgpu.load(k.gmem.sink.at[heads], layout=ROW, optimized=False)
+
+
+def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: Any) -> None:
     """Writes this side's columns of the output; the odd consumer also lse and max_logits.
 
-    i: how many tiles this thread block has finished before. Both consumers are at the same
-    reference here, that of the tile's last odd block.
+    Both consumers are at the same reference here, that of the tile's last odd block.
     """
+    tile, i = own.tile, own.i
     other = ODD if parity == EVEN else EVEN
     k.seams.wait(k.smem.barriers, barriers.totals_ready[other], i)
     total = state.total + k.seams.get_rows(k.smem.mailbox.at[TOTAL[other]])
@@ -47,7 +53,6 @@ def finish_tile(k: Context, parity: int, tile: Tile, i: Any, state: RowState) ->
     no_key = _no_key(k, i & 1, state)
     empty = no_key | (total == 0.0)
     # The sink joins the denominator and nothing else.
-    sink = plgpu.load(k.gmem.sink.at[heads], layout=ROW, optimized=False)
     denominator = total + jnp.exp2(sink * LOG2_E - state.reference)
     factor = jnp.where(empty, 0.0, 1.0 / denominator)
     # NaN in q makes the accumulator NaN even in a token without a key, where 0 is due.

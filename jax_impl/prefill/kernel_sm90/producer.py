@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic.layouts import KEY
 from jax_impl.prefill.kernel_sm90 import barriers
-from jax_impl.prefill.kernel_sm90.context import I32, Context, Tile
+from jax_impl.prefill.kernel_sm90.context import I32, Context, OwnTile, Tile
 from jax_impl.prefill.kernel_sm90.problem import (
     BLOCK_KEYS,
     EVEN,
@@ -53,33 +53,27 @@ def produce(k: Context) -> None:
     """Fills the slots for all tiles of this thread block."""
     plgpu.set_max_registers(k.config.producer_registers, action="decrease")
 
-    def fill_tile(i: Any, carry: Any) -> Any:
-        tile = k.own_tile(i)
-        length = k.length(tile.token)
-        num_pairs = k.num_pairs(length)
-        # Behind the last tile there is none to look ahead to; any rows will do.
-        next_tile = k.tile(jnp.minimum(tile.number + k.num_ctas, k.problem.num_tiles - 1))
-
+    def fill_tile(own: OwnTile, carry: Any) -> Any:
         def fill(p: Any, carry: Any) -> Any:
-            is_last = p == num_pairs - 1
+            is_last = p == own.num_pairs - 1
             first_slot = p * PAIR_KEYS
             pair = _Pair(
                 first_slot=first_slot,
-                length=length,
+                length=own.length,
                 is_last=is_last,
-                tile_parity=i & 1,
-                next_tile=next_tile,
-                next_token=jnp.where(is_last, next_tile.token, tile.token),
+                tile_parity=own.i & 1,
+                next_tile=own.following,
+                next_token=jnp.where(is_last, own.following.token, own.tile.token),
                 next_slot=jnp.where(is_last, 0, first_slot + PAIR_KEYS),
             )
             return _fill_pair(k, pair, *carry)
 
         no_key_yet = plgpu.layout_cast(jnp.full((BLOCK_KEYS,), -jnp.inf, jnp.float32), KEY)
-        rounds, indices, _ = lax.fori_loop(0, num_pairs, fill, (*carry, no_key_yet))
+        rounds, indices, _ = lax.fori_loop(0, own.num_pairs, fill, (*carry, no_key_yet))
         return rounds, indices
 
     first_indices = _load_indices(k, k.own_tile(I32(0)).token, I32(0))
-    rounds, _ = lax.fori_loop(0, k.num_own_tiles(), fill_tile, (I32(0), first_indices))
+    rounds, _ = k.for_own_tiles(fill_tile, (I32(0), first_indices))
     # The last copies have landed when their readers are done with them.
     for slot in barriers.SLOTS:
         for side in SIDES:
