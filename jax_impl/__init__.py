@@ -1,4 +1,4 @@
-"""The candidate: DeepSeek-V4 sparse prefill and its planning rules, in JAX and Pallas.
+"""The candidate: sparse prefill, DCP decode and their planning rules, in JAX and Pallas.
 
 Names are resolved on first use, so that the planning rules, which are plain NumPy, can be
 imported by a scheduler that never starts JAX.
@@ -11,17 +11,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_impl import planning
+    from jax_impl.decode import (
+        DecodeCapacity,
+        DecodePlan,
+        DecodeResult,
+        dcp_decode,
+        lse_from_base2,
+        merge_states,
+        plan_decode,
+    )
     from jax_impl.prefill import SparsePrefillResult, sparse_prefill, unsupported_reason
 
 _HOMES = {
+    "DecodeCapacity": "jax_impl.decode",
+    "DecodePlan": "jax_impl.decode",
+    "DecodeResult": "jax_impl.decode",
     "SparsePrefillResult": "jax_impl.prefill",
+    "dcp_decode": "jax_impl.decode",
+    "lse_from_base2": "jax_impl.decode",
+    "merge_states": "jax_impl.decode",
+    "plan_decode": "jax_impl.decode",
     "sparse_prefill": "jax_impl.prefill",
     "unsupported_reason": "jax_impl.prefill",
 }
 
 _PACKAGES = ("planning",)
 
-__all__ = ["SparsePrefillResult", "planning", "sparse_prefill", "unsupported_reason"]
+__all__ = [
+    "DecodeCapacity",
+    "DecodePlan",
+    "DecodeResult",
+    "SparsePrefillResult",
+    "dcp_decode",
+    "lse_from_base2",
+    "merge_states",
+    "plan_decode",
+    "planning",
+    "sparse_prefill",
+    "unsupported_reason",
+]
 
 
 def __getattr__(name: str) -> Any:

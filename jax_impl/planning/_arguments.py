@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -84,3 +85,30 @@ def _exact(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def sharding(dcp_rank: Any, dcp_world: Any, interleave: Any) -> tuple[int, int, int]:
+    """Rank, world and interleave of a DCP group, checked; ValueError naming the culprit."""
+    world = integer("dcp_world", dcp_world, least=1)
+    run = integer("interleave", interleave, least=1)
+    rank = integer("dcp_rank", dcp_rank, least=0)
+    if rank >= world:
+        raise ValueError(f"dcp_rank: {rank} in a world of {world}; accepted: 0 to {world - 1}")
+    return rank, world, run
+
+
+def query_offsets(query_start_loc: Lengths) -> tuple[int, ...]:
+    """Offsets of the requests' query tokens: from 0, never falling, one more than requests."""
+    offsets = lengths("query_start_loc", query_start_loc)
+    if not offsets or offsets[0] != 0:
+        raise ValueError(
+            f"query_start_loc: starts with {offsets[0] if offsets else 'nothing'}; accepted: "
+            "offsets from 0, one more than there are requests"
+        )
+    for i, (before, after) in enumerate(pairwise(offsets)):
+        if after < before:
+            raise ValueError(
+                f"query_start_loc[{i + 1}]: {after} after {before}; accepted: offsets that "
+                "never fall"
+            )
+    return offsets

@@ -1,0 +1,1 @@
+"""DCP decode as a Pallas Mosaic GPU kernel for Hopper."""

@@ -1,0 +1,29 @@
+"""The work list that planner and kernel agree on: extents of a tile and fields of an item.
+
+NumPy-free and JAX-free, so that the planner needs neither to know them.
+"""
+
+from __future__ import annotations
+
+TILE_ROWS = 64  # rows of a tensor-core accumulator; a row is one head of one token
+BLOCK_KEYS = 64  # keys that one slot of shared memory holds
+PAIR_KEYS = 2 * BLOCK_KEYS  # an even block for one consumer, an odd one for the other
+
+# An item is one tile of rows over a run of key pairs. Items of the thread blocks of a cluster
+# stand side by side and walk over the same keys.
+FIRST_ROW = 0  # of the rows [tokens * heads], token-major
+NUM_ROWS = 1  # rows that count, from the first on; 0: this thread block only takes part
+REQUEST = 2  # row of the block table
+FIRST_PAIR = 3
+NUM_PAIRS = 4  # 0: rows that see no key
+END = 5  # keys that are looked at: the most that a row of the unit sees
+FULL = 6  # keys that every row of the tile sees: blocks below need no mask
+PARTIAL = 7  # where to leave an unfinished result, or -1 for a finished one
+ITEM_FIELDS = 8
+
+# A tile whose keys were split, and its partial results [FIRST_PARTIAL, END_PARTIAL).
+MERGE_FIRST_ROW = 0
+MERGE_NUM_ROWS = 1
+FIRST_PARTIAL = 2
+END_PARTIAL = 3
+MERGE_FIELDS = 4
