@@ -50,7 +50,7 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
     total = k.seams.quad_sum(total)
     heads = pl.ds(tile.first_head, TILE_HEADS)
 
-    no_key = _no_key(k, i & 1, state)
+    no_key = _no_key(k, i & 1)
     empty = no_key | (total == 0.0)
     # The sink joins the denominator and nothing else.
     denominator = total + jnp.exp2(sink * LOG2_E - state.reference)
@@ -73,7 +73,7 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
         k.seams.store_rows(k.gmem.max_logits.at[tile.token, heads], maximum)
 
 
-def _no_key(k: Context, tile_parity: Any, state: RowState) -> Any:
+def _no_key(k: Context, tile_parity: Any) -> Any:
     """Whether the token has no valid slot at all; the same in every row of the tile.
 
     The sums can't tell: a NaN in q reaches them through the zeros that stand for a hole.
