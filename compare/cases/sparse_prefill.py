@@ -81,6 +81,10 @@ class SparsePrefillCase(Case):
         """Multiply-adds times two of one pass over all slots: 2 T H K (D + 512)."""
         return 2 * self.tokens * self.h * self.topk * (self.d + 512)
 
+    def blocks(self, keys: int, heads: int) -> int:
+        """How many blocks of `keys` slots x `heads` heads a kernel walks."""
+        return -(-self.topk // keys) * -(-self.h // heads) * self.tokens
+
     def check(self) -> None:
         if bool(self.q_lens) != (self.plan != "none"):
             raise CaseError("sparse-prefill: q_lens and plan come together: a batch and its rules")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from compare.run.local import Planner, SparsePrefill
 from compare.run.result import SparsePrefillResult
 
 INTERPRETER_BLOCKS = 128
-_KEYS, _HEADS = 64, 64  # of one block of the kernel
+KEYS, HEADS = 64, 64  # of one block of the kernel
 
 
 def import_jax() -> Any:
@@ -60,12 +59,11 @@ class JaxSparsePrefill(SparsePrefill):
     def refuses(self, case: SparsePrefillCase) -> str | None:
         if self.name != "pallas-interpret":
             return None
-        blocks = math.ceil(case.topk / _KEYS) * math.ceil(case.h / _HEADS) * case.tokens
-        if blocks <= INTERPRETER_BLOCKS:
+        if case.blocks(KEYS, HEADS) <= INTERPRETER_BLOCKS:
             return None
         return (
-            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {_KEYS} keys x "
-            f"{_HEADS} heads"
+            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {KEYS} keys x "
+            f"{HEADS} heads"
         )
 
     def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:

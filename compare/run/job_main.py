@@ -15,7 +15,7 @@ from compare.suites import parse_case
 
 
 def main(fd: int) -> None:
-    """Takes one Order on `fd` and answers with its events, then None."""
+    """Takes an Order on `fd` and then lists of tasks, each answered with its events and None."""
     faulthandler.enable(all_threads=False)
     os.set_inheritable(fd, False)
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
@@ -27,13 +27,14 @@ def main(fd: int) -> None:
         {suite: registry.find(name, device) for suite, name in order.references.items()},
         order.options,
     )
-    tasks = [
-        Task(index=index, case=parse_case(line), candidates=places)
-        for index, line, places in order.tasks
-    ]
     try:
-        for event in session.events(tasks):
-            connection.send(event)
-        connection.send(None)
+        while (lines := connection.recv()) is not None:
+            tasks = [
+                Task(index=index, case=parse_case(line), candidates=places)
+                for index, line, places in lines
+            ]
+            for event in session.events(tasks):
+                connection.send(event)
+            connection.send(None)
     finally:
         session.close()

@@ -1,46 +1,64 @@
-"""Several cases at once: each job a process with a jax and a torch of its own that takes a share of
-the cases and streams its events back.
+"""Several cases at once: each job a process with a jax and a torch of its own that asks for the
+next cases when it is done with some, and streams its events back.
 
-Cases of one shape go to one job, since a kernel is compiled once for each shape in each process. A
-job whose process dies costs the candidate that it was running; another process takes up the rest.
+Cases of one shape go to one job, see `compare.run.order`. A job whose process dies costs the
+candidate that it was running; another process takes up the rest.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import multiprocessing.connection
 import os
+import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
 
-from compare.cases.case import Case
-from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.judge.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.child import Child
 from compare.run.implementations import WorkerDied
-from compare.run.session import Event, Finished, Options, Starting, Task
+from compare.run.order import by_shape, longest_first
+from compare.run.session import INTERPRETER, Event, Finished, Options, Starting, Task
+from compare.run.worker import FOLDER_VARIABLE
 
-_OVERHEAD_FLOP = 2 * 10**11
-"""What a shape costs besides its arithmetic (compilation, mostly), in the FLOP of that time."""
+_END_SECONDS = 10.0
+"""How long a job may take to end its workers and itself when nothing is left to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a job is told: implementations by the name to find them by, cases as lines."""
+    """What a job is told first: implementations by the name to find them by. Lists of tasks (case
+    index, line, places of candidates) follow, None after the last."""
 
     candidates: Sequence[str]
     references: Mapping[str, str]
     options: Options
-    tasks: Sequence[tuple[int, str, tuple[int, ...]]]
 
 
 @dataclasses.dataclass
 class _Job:
-    """A process and what it has still to do: case index -> places of candidates."""
+    """A process and what it has still to do of its group: case index -> task. last: what it began
+    last of that; lived: it has begun anything at all."""
 
     child: Child
-    tasks: dict[int, Task]
+    tasks: dict[int, Task] = dataclasses.field(default_factory=dict)
     last: Starting | None = None
+    lived: bool = False
+
+    def give(self, group: Sequence[Task] | None) -> None:
+        """The next cases; None: there are no more."""
+        self.tasks = {task.index: task for task in group or ()}
+        self.last = None
+        lines = [(t.index, str(t.case), t.candidates) for t in group or ()]
+        self.tell(lines or None)
+
+    def tell(self, message: Any) -> None:
+        # Of a process that is gone the next `receive` tells, with its last words.
+        with contextlib.suppress(OSError):
+            self.child.connection.send(message)
 
 
 def parallel_events(
@@ -54,85 +72,75 @@ def parallel_events(
     """The events of all jobs as they come. Closing the generator ends them.
 
     candidates, references: by the name to find them by; names: what reports call the candidates.
+    Tasks that share the interpreter's time are begun in their order, others the longest first.
     """
-    parts = shares(tasks, jobs)
-    if options.interpreter_seconds is not None:
-        seconds = options.interpreter_seconds / len(parts)
+    groups = by_shape(tasks)
+    jobs = min(jobs, len(groups))
+    if options.interpreter_seconds is not None and INTERPRETER in names:
+        seconds = options.interpreter_seconds / jobs
         options = dataclasses.replace(options, interpreter_seconds=seconds)
-    threads = max(1, (os.cpu_count() or 1) // len(parts))
-
-    def start(part: Sequence[Task]) -> _Job:
-        job = _Job(Child("compare.run.job_main", _environment(threads)), {t.index: t for t in part})
-        lines = [(t.index, str(t.case), t.candidates) for t in part]
-        job.child.send(
-            Order(candidates=candidates, references=references, options=options, tasks=lines)
-        )
-        return job
-
+    else:
+        groups = longest_first(groups)
+    waiting = collections.deque(groups)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
     running: list[_Job] = []
-    try:
-        running += [start(part) for part in parts]
-        while running:
-            ready = multiprocessing.connection.wait([j.child.connection for j in running])
-            for job in [j for j in running if j.child.connection in ready]:
-                try:
-                    event = job.child.receive()
-                except WorkerDied as error:
-                    running.remove(job)
-                    yield from _blame(job, candidates, names, str(error))
-                    if job.tasks:
-                        running.append(start(list(job.tasks.values())))
-                    continue
-                if event is None:
-                    job.child.close()
-                    running.remove(job)
-                    continue
-                _note(job, event)
-                yield event
-    finally:
-        for job in running:
-            job.child.close()
+    ending: list[_Job] = []
+
+    def start() -> None:
+        job = _Job(Child("compare.run.job_main", _environment(threads, folder)))
+        running.append(job)
+        job.tell(Order(candidates=candidates, references=references, options=options))
+        job.give(waiting.popleft())
+
+    # A job that is ended can't clean up after itself: what it leaves lies in here.
+    with tempfile.TemporaryDirectory(
+        prefix="mla-crosscheck-", ignore_cleanup_errors=True
+    ) as folder:
+        try:
+            for _ in range(jobs):
+                start()
+            while running:
+                ready = multiprocessing.connection.wait([j.child.connection for j in running])
+                for job in [j for j in running if j.child.connection in ready]:
+                    try:
+                        event = job.child.receive()
+                    except WorkerDied as error:
+                        running.remove(job)
+                        yield from _blame(job, candidates, names, str(error))
+                        if job.tasks:
+                            waiting.appendleft(list(job.tasks.values()))
+                        if waiting:
+                            start()
+                        continue
+                    if event is not None:
+                        _note(job, event)
+                        yield event
+                    elif waiting:
+                        job.give(waiting.popleft())
+                    else:
+                        job.give(None)
+                        running.remove(job)
+                        ending.append(job)
+        finally:
+            for job in running:
+                job.child.close()
+            for job in ending:
+                job.child.let_end(_END_SECONDS)
 
 
-def shares(tasks: Sequence[Task], jobs: int) -> list[list[Task]]:
-    """At most `jobs` lists of tasks of about the same cost, none empty; equal shapes stay together
-    and every list is in the order of `tasks`."""
-    shapes: dict[tuple[object, ...], list[Task]] = {}
-    for task in tasks:
-        shapes.setdefault(_shape(task.case), []).append(task)
-    bins: list[tuple[float, list[Task]]] = [(0.0, []) for _ in range(min(jobs, len(shapes)))]
-    for group in sorted(shapes.values(), key=_cost, reverse=True):
-        place = min(range(len(bins)), key=lambda i: bins[i][0])
-        cost, part = bins[place]
-        bins[place] = (cost + _cost(group), part + group)
-    return [sorted(part, key=lambda task: task.index) for _, part in bins]
-
-
-def _shape(case: Case) -> tuple[object, ...]:
-    """What a kernel is compiled for."""
-    if not isinstance(case, SparsePrefillCase):
-        return (case.suite,)
-    tokens = case.q_lens or case.tokens
-    sink, length = case.sink != "none", case.length != "none"
-    return (case.suite, tokens, case.s_kv, case.h, case.d, case.topk, sink, length)
-
-
-def _cost(tasks: Sequence[Task]) -> float:
-    flop = sum(t.case.flop for t in tasks if isinstance(t.case, SparsePrefillCase))
-    return flop + _OVERHEAD_FLOP
-
-
-def _environment(threads: int) -> dict[str, str]:
+def _environment(threads: int, folder: str) -> dict[str, str]:
     """Each job its share of the cores, and none all of a GPU's memory; what the user set stays."""
     wanted = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "OMP_NUM_THREADS": str(threads),
         "NPROC": str(threads),  # XLA's own word for the size of its CPU thread pool
     }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    chosen = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return chosen | {FOLDER_VARIABLE: folder}
 
 
 def _note(job: _Job, event: Event) -> None:
+    job.lived = True
     if isinstance(event, Starting):
         job.last = event
     elif isinstance(event, Finished):
@@ -148,11 +156,12 @@ def _blame(
     job: _Job, candidates: Sequence[str], names: Sequence[str], obituary: str
 ) -> Iterator[Finished]:
     """The rows of what a dead process was working on: the candidate that ran, or, where it was at
-    what a case's candidates share, all that were left; of one that never began, everything."""
+    what a case's candidates share, all that were left; of one that never began, everything. One
+    that ended between two groups of cases takes nothing with it."""
     blamed: dict[int, tuple[int, ...]] = {}
     reason = obituary
     if job.last is None:
-        blamed = {task.index: task.candidates for task in job.tasks.values()}
+        blamed = {} if job.lived else {task.index: task.candidates for task in job.tasks.values()}
     elif job.last.case in job.tasks:
         place = job.last.candidate
         if place is None:

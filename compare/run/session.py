@@ -18,8 +18,9 @@ from compare.run.repeats import run_repeatedly
 from compare.run.result import Result
 from compare.run.worker import Isolated
 
+INTERPRETER = "pallas-interpret"
 INTERPRETER_SECONDS = 60.0
-"""What a run spends on pallas-interpret in all, unless it is asked for everything."""
+"""What a run spends on the interpreter in all, unless it is asked for everything."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ Event = Starting | Finished | Unavailable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """profile: of tolerances. timeout: seconds that one call of a candidate may take. device: of
-    torch's and jax's computations. interpreter_seconds: for pallas-interpret in all, None: any.
+    torch's and jax's computations. interpreter_seconds: for the interpreter in all, None: any.
     repeat: how often each candidate runs on each case. strict: the suites whose reference was asked
     for by name, so that its absence is a failure."""
 
@@ -180,7 +181,7 @@ class Session:
                     evidence=evidence,
                 )
                 verdict = _with_difference(verdict, ran.difference)
-        if candidate.name == "pallas-interpret":
+        if candidate.name == INTERPRETER:
             self._interpreted += seconds
         if reference.failed and not verdict.reference_failed:
             verdict = dataclasses.replace(verdict, reference_failed=reference.failed)
@@ -204,7 +205,7 @@ class Session:
         limit = self._options.interpreter_seconds
         if (
             reason is None
-            and candidate.name == "pallas-interpret"
+            and candidate.name == INTERPRETER
             and limit is not None
             and self._interpreted >= limit
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -24,6 +25,9 @@ from compare.run.transfer import fingerprint, pack, unpack
 
 LOAD_SECONDS = 600.0
 """How long imports, and what a module compiles while it is imported, may take."""
+
+FOLDER_VARIABLE = "MLA_CROSSCHECK_FOLDER"
+"""Names the folder that this run removes when it ends, for the files of a job's workers."""
 
 
 class Isolated:
@@ -49,7 +53,8 @@ class Isolated:
         self._child: Child | None = None
         self._loaded: tuple[str, frozenset[str]] | None = None
         self._load_failure: Exception | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="mla-crosscheck-"))
+        root = os.environ.get(FOLDER_VARIABLE)
+        self._folder = Path(tempfile.mkdtemp(prefix="mla-crosscheck-", dir=root))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from compare.cases.case import Case
-from compare.run.jobs import shares
+from compare.run import jobs
 from compare.run.runner import run
 from compare.run.session import Task
 from compare.run.user import UserImplementation
@@ -16,34 +16,6 @@ PLANS = [
     parse_case(f"prefill-plan:seq={n}+40,q=5+3,window=8,max_len=64,max_tokens=16,chunk=1")
     for n in (16, 24, 32, 40)
 ]
-
-
-def tasks_of(*lines: str) -> list[Task]:
-    return [
-        Task(index=i, case=parse_case(f"sparse-prefill:{line}"), candidates=(0,))
-        for i, line in enumerate(lines)
-    ]
-
-
-def test_equal_shapes_go_to_one_job_and_every_case_to_exactly_one() -> None:
-    tasks = tasks_of(
-        "s_kv=300,seed=1", "s_kv=400", "s_kv=300,seed=2", "s_kv=500", "s_kv=400,seed=5,sink=mixed",
-        "s_kv=300,data=flat",
-    )  # fmt: skip
-    parts = shares(tasks, 3)
-    assert sorted(t.index for part in parts for t in part) == list(range(6))
-    assert [0, 2, 5] in [[t.index for t in part] for part in parts]
-    assert len(parts) == 3
-
-
-def test_a_heavy_shape_has_a_job_for_itself() -> None:
-    tasks = tasks_of("s_q=4096,s_kv=8192,topk=2048,h=128", *(f"s_kv={n}" for n in range(300, 306)))
-    parts = shares(tasks, 2)
-    assert [0] in [[t.index for t in part] for part in parts]
-
-
-def test_there_are_no_more_jobs_than_shapes() -> None:
-    assert len(shares(tasks_of("s_kv=300", "s_kv=300,seed=1"), 8)) == 1
 
 
 def test_jobs_give_the_rows_of_one_process_in_the_order_of_the_cases(
@@ -94,6 +66,57 @@ def test_a_job_that_dies_costs_the_candidate_it_ran_and_nothing_else(
     assert crashed == [(str(PLANS[1]), f"{path}:fatal")]
     assert found[crashed[0]].status.name == "CRASH"
     assert "signal 9 (SIGKILL)" in found[crashed[0]].reason
+
+
+def test_a_job_that_is_done_takes_what_is_left_while_another_works(
+    candidate_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = candidate_file(f"""
+        import os, pathlib, time
+        import compare
+
+        @compare.candidate(framework="numpy")
+        def f(q, **_):
+            folder = pathlib.Path({str(tmp_path)!r})
+            (folder / f"{{len(q)}}.done").touch()
+            for _ in range(600 if len(q) == 30 else 0):  # the longest ends when all others have
+                if len(list(folder.glob("*.done"))) == 6:
+                    break
+                time.sleep(0.1)
+            raise ValueError(f"in {{os.getppid()}}")
+    """)
+    cases: list[Case] = [parse_case(f"sparse-prefill:s_q={n},s_kv=40,h=1") for n in range(25, 31)]
+    report = run(cases, [f"{path}:f"], "oracle", jobs=2, device="cpu")
+    ran = [row.verdict.reason.splitlines()[0] for row in report.rows]
+    assert len(set(ran[:-1])) == 1 and len(set(ran)) == 2
+
+
+@pytest.mark.parametrize(("lived", "blamed"), [(False, [0, 1]), (True, [])])
+def test_of_a_job_that_ended_before_it_began_its_cases(lived: bool, blamed: list[int]) -> None:
+    """Its candidates' fault where no job could begin; not where the process had worked before."""
+    tasks = {i: Task(index=i, case=case, candidates=(0,)) for i, case in enumerate(PLANS[:2])}
+    job = jobs._Job(child=None, tasks=tasks, lived=lived)  # type: ignore[arg-type]
+    found = jobs._blame(job, ["jax-planner"], ["jax-planner"], "its process ended")
+    assert [event.case for event in found] == blamed
+    assert len(job.tasks) == 2 - len(blamed)
+
+
+def test_no_folder_of_a_run_with_jobs_stays(
+    candidate_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    path = candidate_file("""
+        import os, signal
+
+        def f(seq_lens, query_lens, **_):
+            os.kill(os.getppid(), signal.SIGKILL)
+    """)
+    cases = [*PLANS[:1], parse_case("sparse-prefill:s_kv=40,h=1")]
+    run(cases, [f"{path}:f"], "oracle", jobs=2, device="cpu")
+    assert list(temporary.iterdir()) == []
 
 
 def test_ctrl_c_ends_the_jobs_and_keeps_their_rows() -> None:
