@@ -10,7 +10,9 @@ from compare.report.report import Report, Row
 from compare.run import registry
 from compare.run.implementations import Implementation
 from compare.run.interruption import work_is_over
+from compare.run.order import variety_first
 from compare.run.session import (
+    INTERPRETER,
     INTERPRETER_SECONDS,
     Event,
     Finished,
@@ -74,7 +76,7 @@ def run(
     if reference not in (None, registry.ORACLE) and suites and not references:
         name = reference if isinstance(reference, str) else reference.name
         unavailable.append(f"{name}: the reference isn't for {' or '.join(suites)}")
-    tasks = _tasks(cases, chosen)
+    tasks = _in_order(_tasks(cases, chosen), chosen, options)
     total = sum(len(task.candidates) for task in tasks)
     rows: dict[tuple[int, int], Row] = {}
     interrupted = False
@@ -160,6 +162,16 @@ def _tasks(cases: Sequence[Case], candidates: Sequence[Implementation]) -> list[
         Task(index=index, case=case, candidates=places[case.suite])
         for index, case in enumerate(cases)
     ]
+
+
+def _in_order(
+    tasks: Sequence[Task], candidates: Sequence[Implementation], options: Options
+) -> Sequence[Task]:
+    """Where the interpreter has a limit, its time goes to a variety of cases."""
+    interpreter = next((c for c in candidates if c.name == INTERPRETER), None)
+    if interpreter is None or options.interpreter_seconds is None:
+        return tasks
+    return variety_first(tasks, lambda case: interpreter.supports(case) is None)
 
 
 def _unavailable(implementation: Implementation) -> str | None:
