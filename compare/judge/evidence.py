@@ -17,7 +17,7 @@ from compare.cases.inputs import SparsePrefillInputs
 from compare.judge.metrics import Distance, to_float64
 from compare.judge.row_kinds import KeyFacts, RowKinds
 from compare.judge.threads import in_order
-from compare.judge.tolerance import FLASHMLA, Bounds, calibrated_bounds, flushed_floor
+from compare.judge.tolerance import FLASHMLA, Bounds, calibrated_bounds, reciprocal_is_flushed
 from compare.judge.verdict import TensorMetrics
 
 if TYPE_CHECKING:
@@ -171,20 +171,17 @@ class Evidence:
         sink = self.inputs.attn_sink
         with np.errstate(invalid="ignore"):
             torch_error = row_norm(to_float64(torch_out) - oracle.out)
-            out_norm = row_norm(oracle.out)
-            floor = flushed_floor(
-                out_norm,
-                oracle.max_logits,
-                oracle.lse,
-                None if sink is None else sink.astype(np.float64),
-            )
             bounds = calibrated_bounds(
                 kinds.facts,
-                out_norm=out_norm,
+                out_norm=row_norm(oracle.out),
                 max_logits=oracle.max_logits,
                 lse=oracle.lse,
                 p2=oracle.p2,
-                floor=floor,
+                flushed=reciprocal_is_flushed(
+                    oracle.max_logits,
+                    oracle.lse,
+                    None if sink is None else sink.astype(np.float64),
+                ),
                 torch_errors={
                     "out": torch_error,
                     "max_logits": np.abs(torch_max.double().numpy() - oracle.max_logits),

@@ -29,10 +29,10 @@ out, per row:      |x - o| <= 2 |t - o| + 2^-8 p2 + scores + floor,
   slot has all the weight but r, at most 4 r max |k_j|: the smaller of the two, times 4 ulp(A).
   Truncation (drift, below) moves nearly equal scores alike, which out doesn't see.
 - floor: fp32 results under 2^-126 may be flushed to zero (FlashMLA is built with fast math), each
-  of the 512 columns. Where L + exp(sink - m) exceeds 2^126 its reciprocal is flushed itself, and
-  an exact 0 is as right as the oracle's value: there |o| is added.
+  of the 512 columns: sqrt(512) 2^-126. Where L + exp(sink - m) exceeds 2^126 its reciprocal is
+  flushed itself, and 0 is as right as o: there the smaller of |x - o| and |x| counts.
 
-out, per tensor:   |X - O| / |O| <= 2 |T - O| / |O| + 2^-10,  with the floor of each row
+out, per tensor:   |X - O| / |O| <= 2 |T - O| / |O| + 2^-10,  and the floor of each row
 
 - Rows that all use half of their room show a fault that no single row shows. One more rounding to
   bfloat16 (relative error uniform in one binade: 0.42 of 2^-9 in the root mean square) stays under
@@ -63,7 +63,7 @@ import dataclasses
 import math
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from compare.judge.metrics import Tolerance
 
@@ -107,10 +107,10 @@ class RowFacts:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Bounds:
-    """The calibrated bound of each (token, head) row, [n, H]; out_floor is part of out."""
+    """The calibrated bound of each (token, head) row, [n, H]. flushed: rows that may be 0 too."""
 
     out: Float64[np.ndarray, "n H"]
-    out_floor: Float64[np.ndarray, "n H"]
+    flushed: Bool[np.ndarray, "n H"]
     max_logits: Float64[np.ndarray, "n H"]
     lse: Float64[np.ndarray, "n H"]
 
@@ -121,18 +121,16 @@ def ulp(magnitude: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape
     return np.where(magnitude == 0.0, 0.0, spacing)
 
 
-def flushed_floor(
-    out_norm: Float64[np.ndarray, "n H"],
+def reciprocal_is_flushed(
     max_logits: Float64[np.ndarray, "n H"],
     lse: Float64[np.ndarray, "n H"],
     sink: Float64[np.ndarray, " H"] | None,
-) -> Float64[np.ndarray, "n H"]:
-    """What flushing results under 2^-126 to zero may cost a row of out."""
+) -> Bool[np.ndarray, "n H"]:
+    """Rows whose L + exp(sink - m) exceeds 2^126: 1 over it is subnormal, and out may be 0."""
     if sink is None:
-        return np.full_like(out_norm, OUT_FLOOR)
+        return np.zeros(lse.shape, bool)
     with np.errstate(invalid="ignore"):
-        log2_weight = np.logaddexp(lse - max_logits, sink - max_logits) * LOG2E
-    return OUT_FLOOR + np.where(log2_weight > 126.0, out_norm, 0.0)
+        return np.logaddexp(lse - max_logits, sink - max_logits) * LOG2E > 126.0
 
 
 def calibrated_bounds(
@@ -142,7 +140,7 @@ def calibrated_bounds(
     max_logits: Float64[np.ndarray, "n H"],
     lse: Float64[np.ndarray, "n H"],
     p2: Float64[np.ndarray, "n H"],
-    floor: Float64[np.ndarray, "n H"],
+    flushed: Bool[np.ndarray, "n H"],
     torch_errors: dict[str, Float64[np.ndarray, "n H"]],
 ) -> Bounds:
     """Bounds from the oracle's |o|, max_logits, lse and p2 and the yardstick's errors by tensor.
@@ -160,8 +158,8 @@ def calibrated_bounds(
         scores = STATISTIC_ULPS * ulp(of_max) * spread
         drift = facts.d_qk / MMA_COLUMNS * 2.0**-24
         return Bounds(
-            out=TORCH_FACTOR * torch_errors["out"] + P_ROUNDING * p2 + scores + floor,
-            out_floor=floor,
+            out=TORCH_FACTOR * torch_errors["out"] + P_ROUNDING * p2 + scores + OUT_FLOOR,
+            flushed=flushed,
             max_logits=TORCH_FACTOR * torch_errors["max_logits"]
             + STATISTIC_ULPS * ulp(of_max)
             + drift * np.abs(max_logits),

@@ -40,7 +40,7 @@ def test_every_bfloat16_is_widened_exactly():
 def test_bfloat16_neighbours_are_one_ulp_apart():
     every = np.arange(0x7F80, dtype=np.uint16).view(BFLOAT16)  # 0 to the largest finite value
     assert (ulp_distance(every[1:], every[:-1]) == 1).all()
-    assert (ulp_distance(-every[1:], -every[:-1]) == 1).all()
+    assert (ulp_distance(np.negative(every[1:]), np.negative(every[:-1])) == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, np.float32])
