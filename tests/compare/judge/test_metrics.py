@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import ml_dtypes
@@ -106,6 +107,24 @@ def test_metrics_are_those_of_whole_arrays_however_they_are_cut():
     assert found.ulp[2] == ulp.max()
     assert found.ulp[:2] == tuple(np.quantile(ulp, [0.5, 0.99], method="inverted_cdf"))
     assert found.special == {}
+
+
+def test_merged_distances_are_those_of_one():
+    rng = np.random.default_rng(4)
+    expected = rng.standard_normal((30, 64))
+    got = (expected + 1e-2 * rng.standard_normal(expected.shape)).astype(BFLOAT16)
+    got[3, 5], got[20, 7] = np.nan, np.inf
+    whole, parts = measured("out", got, expected), Distance("out", RULE)
+    for part in (slice(0, 10), slice(10, 11), slice(11, 30)):
+        later = Distance("out", RULE)
+        later.add(got[part], expected[part], np.arange(30)[part, None])
+        parts.merge(later)
+    assert parts.metrics() == dataclasses.replace(
+        whole.metrics(),
+        rel_l2=pytest.approx(whole.rel_l2),
+        cosine_difference=pytest.approx(whole.cosine_difference),
+    )
+    assert parts.worst_at == whole.worst_at
 
 
 def test_special_values_are_counted_where_only_one_side_has_them():
