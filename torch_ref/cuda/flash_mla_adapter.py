@@ -12,22 +12,19 @@ Nothing here touches CUDA before a function is called.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
-import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from jaxtyping import BFloat16, Float32, Int32
 from torch import Tensor
 
+from torch_ref.cuda.flash_mla_builds import Build, look_for_build
 from torch_ref.prefill import SparsePrefillResult
 from torch_ref.prefill_inputs import VALUE_WIDTH, PrefillInputs, check_inputs
 
+_FUNCTION = "flash_mla_sparse_fwd"
+_PARAMETERS = ("attn_sink", "topk_length")
 _WIDTH_MULTIPLE = 128
 _TMA_BYTES = 16
 _EMPTY_QUERY = (
@@ -36,23 +33,12 @@ _EMPTY_QUERY = (
 )
 
 
-@dataclass(frozen=True)
-class Build:
-    """An importable FlashMLA: its distribution, version, function, and how it selects kernels."""
-
-    name: str
-    version: str
-    function: Callable[..., Any]
-    takes_use_legacy: bool
-    legacy_missing: bool = False
-
-
 def find_build() -> Build | None:
     """The first importable build: the module `flash_mla`, else the one inside vLLM; None if none.
 
     Imports the build, which loads its CUDA libraries.
     """
-    return _look_for_build()[0]
+    return look_for_build(_FUNCTION, _PARAMETERS)[0]
 
 
 def unsupported_reason(
@@ -214,7 +200,7 @@ def _no_kernel(d_qk: int | None) -> str | None:
             f"FlashMLA's sparse prefill is built for compute capability 9 (Hopper) and 10 "
             f"(Blackwell data centre); this GPU has {major}.{minor}"
         )
-    build, tried = _look_for_build()
+    build, tried = look_for_build(_FUNCTION, _PARAMETERS)
     if build is None:
         return "no FlashMLA build is importable: " + "; ".join(tried)
     if build.legacy_missing and _wants_legacy(build, d_qk):
@@ -230,58 +216,3 @@ def _wants_legacy(build: Build, d_qk: int | None) -> bool:
     if not build.takes_use_legacy:
         return False
     return torch.cuda.get_device_capability()[0] == 9 or d_qk == 576
-
-
-def _look_for_build() -> tuple[Build | None, tuple[str, ...]]:
-    """The first usable build and, for those before it, what stood in the way."""
-    tried = []
-    for module_name, package in (
-        ("flash_mla", "flash_mla"),
-        ("vllm.third_party.flashmla.flash_mla_interface", "vllm"),
-    ):
-        if importlib.util.find_spec(package) is None:
-            tried.append(f"{package} isn't installed")
-            continue
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:  # loading CUDA libraries can fail in any way
-            tried.append(f"{module_name} doesn't import ({type(error).__name__}: {error})")
-            continue
-        function = getattr(module, "flash_mla_sparse_fwd", None)
-        if function is None:
-            tried.append(f"{module_name} has no flash_mla_sparse_fwd")
-            continue
-        parameters = inspect.signature(function).parameters
-        if not {"attn_sink", "topk_length"} <= parameters.keys():
-            tried.append(f"{module_name} is too old: no attn_sink and topk_length")
-            continue
-        return _describe(module, package, function, "use_legacy" in parameters), tuple(tried)
-    return None, tuple(tried)
-
-
-def _describe(
-    module: Any, package: str, function: Callable[..., Any], takes_use_legacy: bool
-) -> Build:
-    if package == "vllm":
-        name, distributions = "vllm (vendored FlashMLA)", ("vllm",)
-    elif takes_use_legacy:
-        name, distributions = "sgl-flash-mla", ("sgl-flash-mla",)
-    else:
-        name, distributions = "deepseek-ai FlashMLA", ("flash_mla", "flash-mla")
-    has_legacy = getattr(module, "has_legacy", None)
-    return Build(
-        name,
-        _version(module, distributions),
-        function,
-        takes_use_legacy,
-        legacy_missing=takes_use_legacy and has_legacy is not None and not has_legacy(),
-    )
-
-
-def _version(module: Any, distributions: tuple[str, ...]) -> str:
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return str(getattr(module, "__version__", "unknown"))

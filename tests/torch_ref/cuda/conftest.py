@@ -7,12 +7,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that looks like a Hopper; the fake kernels run on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
+
+
+@pytest.fixture
+def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a data-centre Blackwell."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (10, 0))
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """install("a.b.c", source, a={"__version__": "1"}) makes that module and its packages."""
-    names = ("flash_mla", "vllm")
+    names = ("flash_mla", "flashinfer", "vllm")
     kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] in names}
     for name in kept:
         monkeypatch.delitem(sys.modules, name)

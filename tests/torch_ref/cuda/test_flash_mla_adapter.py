@@ -37,13 +37,6 @@ OLD = "def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512): ..."
 VENDORED = "vllm.third_party.flashmla.flash_mla_interface"
 
 
-@pytest.fixture
-def hopper(monkeypatch):
-    """A machine that looks like a Hopper; the fake kernels run on the CPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
-
-
 def sgl(legacy: bool = True) -> str:
     return SGL.replace("{legacy}", str(legacy))
 
