@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from compare.run.implementations import TimedOut, WorkerDied
+from compare.run.transfer import receive, send
 
 _BOOTSTRAP = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -59,10 +60,10 @@ class Child:
         self.connection = Connection(ours.detach())
         self._end = weakref.finalize(self, _end, self._process, self.connection, self._log)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: tuple[Any, ...]) -> None:
         """WorkerDied where nobody listens any more."""
         try:
-            self.connection.send(message)
+            send(self.connection, message)
         except OSError:
             self._died()
 
@@ -74,7 +75,7 @@ class Child:
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if self.connection.poll(max(left, 0.0)):
                 try:
-                    message = self.connection.recv()
+                    message = receive(self.connection)
                 except (EOFError, OSError):
                     self._died()
                 self._pass_on_output()

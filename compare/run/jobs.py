@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import multiprocessing.connection
 import os
-import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from compare.run.child import Child
 from compare.run.implementations import WorkerDied
 from compare.run.order import by_shape, longest_first
 from compare.run.session import INTERPRETER, Event, Finished, Options, Starting, Task
-from compare.run.worker import FOLDER_VARIABLE
 
 _END_SECONDS = 10.0
 """How long a job may take to end its workers and itself when nothing is left to do."""
@@ -87,56 +85,51 @@ def parallel_events(
     ending: list[_Job] = []
 
     def start() -> None:
-        job = _Job(Child("compare.run.job_main", _environment(threads, folder)))
+        job = _Job(Child("compare.run.job_main", _environment(threads)))
         running.append(job)
         job.tell(Order(candidates=candidates, references=references, options=options))
         job.give(waiting.popleft())
 
-    # A job that is ended can't clean up after itself: what it leaves lies in here.
-    with tempfile.TemporaryDirectory(
-        prefix="mla-crosscheck-", ignore_cleanup_errors=True
-    ) as folder:
-        try:
-            for _ in range(jobs):
-                start()
-            while running:
-                ready = multiprocessing.connection.wait([j.child.connection for j in running])
-                for job in [j for j in running if j.child.connection in ready]:
-                    try:
-                        event = job.child.receive()
-                    except WorkerDied as error:
-                        running.remove(job)
-                        yield from _blame(job, candidates, names, str(error))
-                        if job.tasks:
-                            waiting.appendleft(list(job.tasks.values()))
-                        if waiting:
-                            start()
-                        continue
-                    if event is not None:
-                        _note(job, event)
-                        yield event
-                    elif waiting:
-                        job.give(waiting.popleft())
-                    else:
-                        job.give(None)
-                        running.remove(job)
-                        ending.append(job)
-        finally:
-            for job in running:
-                job.child.close()
-            for job in ending:
-                job.child.let_end(_END_SECONDS)
+    try:
+        for _ in range(jobs):
+            start()
+        while running:
+            ready = multiprocessing.connection.wait([j.child.connection for j in running])
+            for job in [j for j in running if j.child.connection in ready]:
+                try:
+                    event = job.child.receive()
+                except WorkerDied as error:
+                    running.remove(job)
+                    yield from _blame(job, candidates, names, str(error))
+                    if job.tasks:
+                        waiting.appendleft(list(job.tasks.values()))
+                    if waiting:
+                        start()
+                    continue
+                if event is not None:
+                    _note(job, event)
+                    yield event
+                elif waiting:
+                    job.give(waiting.popleft())
+                else:
+                    job.give(None)
+                    running.remove(job)
+                    ending.append(job)
+    finally:
+        for job in running:
+            job.child.close()
+        for job in ending:
+            job.child.let_end(_END_SECONDS)
 
 
-def _environment(threads: int, folder: str) -> dict[str, str]:
+def _environment(threads: int) -> dict[str, str]:
     """Each job its share of the cores, and none all of a GPU's memory; what the user set stays."""
     wanted = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "OMP_NUM_THREADS": str(threads),
         "NPROC": str(threads),  # XLA's own word for the size of its CPU thread pool
     }
-    chosen = {name: os.environ.get(name, value) for name, value in wanted.items()}
-    return chosen | {FOLDER_VARIABLE: folder}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
 def _note(job: _Job, event: Event) -> None:

@@ -1,15 +1,19 @@
-"""Inputs and results between processes: arrays as .npy files that the other side maps.
-
-bfloat16 and float8, which .npy can't name, are stored as unsigned integers of their width with the
-dtype's name beside them.
+"""Inputs and results between processes: the arrays lie in files that nobody sees, open on both
+sides, whose memory goes with the last array that shows them, even where a process is killed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from pathlib import Path
-from typing import Any
+import itertools
+import mmap
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any, BinaryIO
 
 import ml_dtypes  # noqa: F401 - gives np.dtype the names bfloat16 and float8_*
 import numpy as np
@@ -21,62 +25,127 @@ from compare.run.result import Result
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stored:
-    """An array in a file. strides: in elements, of a view stored with its gaps; None: dense."""
+    """An array in the file that comes as number `file`; None: it has no elements. strides: in
+    elements, of a view stored with its gaps; None: dense."""
 
-    path: Path
+    file: int | None
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
 
 
-def pack(value: Inputs | Result, folder: Path) -> Any:
-    """The dataclass with each of its arrays written to `folder` and replaced by a Stored."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """An Inputs or a Result, its arrays Stored in `files`."""
+
+    value: Any
+    files: tuple[BinaryIO, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Announced:
+    """What a Packed is on the way: its files follow the message."""
+
+    value: Any
+    files: int
+
+
+def pack(value: Inputs | Result) -> Packed:
+    """The dataclass with each of its arrays written to a file and replaced by a Stored."""
+    files: list[BinaryIO] = []
     changed = {
-        field.name: _store(array, folder / f"{field.name}.npy")
+        field.name: _store(array, files)
         for field in dataclasses.fields(value)
         if isinstance(array := getattr(value, field.name), np.ndarray)
     }
-    return dataclasses.replace(value, **changed) if changed else value
+    return Packed(value=dataclasses.replace(value, **changed), files=tuple(files))
 
 
-def unpack(value: Any) -> Any:
-    """The dataclass with its arrays mapped from their files, which are then unlinked: the memory
-    goes when the arrays do, and nothing is left behind by a process that dies. A write to an array
-    stays in this process."""
+def send(connection: Connection, message: tuple[Any, ...]) -> None:
+    """Sends a message, some of whose parts may be Packed. OSError where nobody listens any more."""
+    packed = [part for part in message if isinstance(part, Packed)]
+    connection.send(tuple(_announced(p) if isinstance(p, Packed) else p for p in message))
+    files = [file for part in packed for file in part.files]
+    if files:
+        with _socket_of(connection) as channel:
+            socket.send_fds(channel, [b"\0"], [file.fileno() for file in files])
+    for file in files:
+        file.close()
+
+
+def receive(connection: Connection) -> Any:
+    """The next message, what was Packed in it as the dataclass it was. Its arrays are mapped; a
+    write to one stays in this process. EOFError or OSError where the other side is gone."""
+    message = connection.recv()
+    if not isinstance(message, tuple):
+        return message
+    count = sum(part.files for part in message if isinstance(part, _Announced))
+    descriptors: list[int] = []
+    if count:
+        with _socket_of(connection) as channel:
+            descriptors = socket.recv_fds(channel, 1, count)[1]
+    try:
+        if len(descriptors) != count:
+            raise EOFError(f"{len(descriptors)} of {count} files came")
+        left = iter(descriptors)
+        return tuple(_unpacked(p, left) if isinstance(p, _Announced) else p for p in message)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _announced(packed: Packed) -> _Announced:
+    return _Announced(value=packed.value, files=len(packed.files))
+
+
+def _unpacked(announced: _Announced, descriptors: Iterator[int]) -> Any:
+    value = announced.value
+    own = list(itertools.islice(descriptors, announced.files))
     changed = {
-        field.name: _fetch(stored)
+        field.name: _fetch(stored, own)
         for field in dataclasses.fields(value)
         if isinstance(stored := getattr(value, field.name), Stored)
     }
-    return dataclasses.replace(value, **changed) if changed else value
+    return dataclasses.replace(value, **changed)
 
 
-def _store(array: np.ndarray, path: Path) -> Stored:
+def _store(array: np.ndarray, files: list[BinaryIO]) -> Stored:
     strides = None
     flat = None if array.flags.c_contiguous else span(array)
     if flat is not None:
         strides = tuple(step // array.itemsize for step in array.strides)
     held = np.ascontiguousarray(array) if flat is None else flat
-    # NumPy's own kinds are b, i, u, f and c; ml_dtypes says V, or f for some.
-    if held.dtype.kind == "V" or held.dtype.num >= 256:
-        held = held.view(f"u{held.itemsize}")
-    np.save(path, held, allow_pickle=False)
-    return Stored(path=path, dtype=array.dtype.name, shape=array.shape, strides=strides)
+    if held.size == 0:
+        return Stored(file=None, dtype=array.dtype.name, shape=array.shape)
+    file = _hidden_file()
+    files.append(file)
+    held.reshape(-1).view(np.uint8).tofile(file)
+    return Stored(file=len(files) - 1, dtype=array.dtype.name, shape=array.shape, strides=strides)
 
 
-def _fetch(stored: Stored) -> np.ndarray:
+def _hidden_file() -> BinaryIO:
+    """A file without a name: in memory where the system has such, since results of gigabytes
+    would wait for a disk."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("mla-crosscheck"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _fetch(stored: Stored, descriptors: list[int]) -> np.ndarray:
     dtype = np.dtype(stored.dtype)
-    if 0 in stored.shape:
-        array = np.load(stored.path, allow_pickle=False)
-    else:
-        array = np.load(stored.path, allow_pickle=False, mmap_mode="c")
-    stored.path.unlink()
-    if array.dtype != dtype:
-        array = array.view(dtype)
+    if stored.file is None:
+        return np.empty(stored.shape, dtype)
+    memory = mmap.mmap(descriptors[stored.file], 0, access=mmap.ACCESS_COPY)
+    array = np.frombuffer(memory, np.uint8).view(dtype)
     if stored.strides is None:
         return array.reshape(stored.shape)
     steps = tuple(step * dtype.itemsize for step in stored.strides)
     return np.lib.stride_tricks.as_strided(array, stored.shape, steps)
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """The connection as the socket that it is; closing this leaves the connection open."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 def fingerprint(inputs: Inputs) -> str:

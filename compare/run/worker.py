@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
-from pathlib import Path
 from typing import Any
 
 from compare.cases.case import Case
@@ -21,13 +16,10 @@ from compare.run.implementations import (
     WorkerDied,
 )
 from compare.run.result import Result
-from compare.run.transfer import fingerprint, pack, unpack
+from compare.run.transfer import fingerprint, pack
 
 LOAD_SECONDS = 600.0
 """How long imports, and what a module compiles while it is imported, may take."""
-
-FOLDER_VARIABLE = "MLA_CROSSCHECK_FOLDER"
-"""Names the folder that this run removes when it ends, for the files of a job's workers."""
 
 
 class Isolated:
@@ -53,9 +45,6 @@ class Isolated:
         self._child: Child | None = None
         self._loaded: tuple[str, frozenset[str]] | None = None
         self._load_failure: Exception | None = None
-        root = os.environ.get(FOLDER_VARIABLE)
-        self._folder = Path(tempfile.mkdtemp(prefix="mla-crosscheck-", dir=root))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     @property
     def name(self) -> str:
@@ -100,10 +89,9 @@ class Isolated:
         """
         self._require()
         case = None if inputs.case is None else str(inputs.case)
-        packed = pack(inputs, self._folder) if case is None else None
-        self._ask("run", case, fingerprint(inputs), packed, self._folder)
+        self._ask("run", case, fingerprint(inputs), pack(inputs) if case is None else None)
         _, result, seconds = self._answer(self.timeout)
-        return unpack(result), seconds
+        return result, seconds
 
     def check(self) -> None:
         """Starts the worker. UnknownImplementation where the target's words are off; any other

@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from compare.cases.inputs import Inputs
 from compare.run.failures import Failure
 from compare.run.implementations import Implementation, UnknownImplementation, warm_up
-from compare.run.transfer import fingerprint, pack, unpack
+from compare.run.transfer import fingerprint, pack, receive, send
 
 
 def main(fd: int) -> None:
@@ -23,7 +22,7 @@ def main(fd: int) -> None:
     ("load", name, device)    -> ("loaded", name, suites) | ("unknown", sentence)
     ("supports", line)        -> ("supports", reason)
     ("prepare", line)         no answer: makes the inputs of the case that comes next
-    ("run", line, fingerprint, inputs, folder) -> ("ready",), then ("result", result, seconds)
+    ("run", line, fingerprint, inputs) -> ("ready",), then ("result", result, seconds)
     or, to each of these, ("failed", Failure, healthy); unhealthy: this process is spoilt.
     """
     faulthandler.enable(all_threads=False)
@@ -32,7 +31,7 @@ def main(fd: int) -> None:
     worker = _Worker(Connection(fd))
     try:
         while True:
-            worker.answer(worker.connection.recv())
+            worker.answer(receive(worker.connection))
     except (EOFError, OSError):
         return
 
@@ -61,7 +60,7 @@ class _Worker:
         sys.stdout.flush()
         sys.stderr.flush()
         if answer is not None:
-            self.connection.send(answer)
+            send(self.connection, answer)
 
     def _load(self, name: str, device: str | None) -> tuple[Any, ...]:
         from compare.run import registry
@@ -86,13 +85,12 @@ class _Worker:
         except Exception:  # the run that follows fails in the same way and says so
             self._prepared = None
 
-    def _run(
-        self, line: str | None, expected: str, packed: Inputs | None, folder: Path
-    ) -> tuple[Any, ...]:
+    def _run(self, line: str | None, expected: str, given: Inputs | None) -> tuple[Any, ...]:
         assert self._implementation is not None
         if line is None:
             self._prepared = None
-            inputs = unpack(packed)
+            assert given is not None
+            inputs = given
         else:
             inputs = self._inputs(line)
             if fingerprint(inputs) != expected:
@@ -105,7 +103,7 @@ class _Worker:
         result = self._implementation.run(inputs)
         _synchronize()
         seconds = time.perf_counter() - started
-        return ("result", pack(result, folder), seconds)
+        return ("result", pack(result), seconds)
 
     def _inputs(self, line: str) -> Inputs:
         from compare.suites import make_inputs, parse_case

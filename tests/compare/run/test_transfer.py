@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
-from pathlib import Path
+import os
+import socket
+from multiprocessing.connection import Connection
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from compare.cases.inputs import SparsePrefillInputs
 from compare.run.result import PlanResult, SparsePrefillResult
-from compare.run.transfer import fingerprint, pack, unpack
+from compare.run.transfer import fingerprint, pack, receive, send
 from compare.suites import make_inputs, parse_case
 
 CASE = "sparse-prefill:s_q=3,s_kv=40,h=4,sink=mixed,length=ragged,strided=1"
@@ -22,9 +24,19 @@ def made(line: str = CASE) -> SparsePrefillInputs:
     return inputs
 
 
-def test_inputs_arrive_with_dtypes_strides_and_bits_and_leave_no_file(tmp_path: Path) -> None:
+def carried(value: Any) -> Any:
+    """`value` after its way from one end of a connection to the other."""
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    with ours, theirs:
+        send(ours, ("before", pack(value), 3))
+        before, arrived, after = receive(theirs)
+    assert (before, after) == ("before", 3)
+    return arrived
+
+
+def test_inputs_arrive_with_dtypes_strides_and_bits() -> None:
     inputs = made()
-    arrived = unpack(pickle.loads(pickle.dumps(pack(inputs, tmp_path))))
+    arrived = carried(inputs)
     for name in ("q", "kv", "indices", "attn_sink", "topk_length"):
         sent, got = getattr(inputs, name), getattr(arrived, name)
         assert got.dtype == sent.dtype and got.shape == sent.shape
@@ -32,29 +44,53 @@ def test_inputs_arrive_with_dtypes_strides_and_bits_and_leave_no_file(tmp_path: 
         assert got.tobytes() == sent.tobytes()
     assert arrived.sha256() == inputs.sha256()
     assert not inputs.q.flags.c_contiguous
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_result_arrives_whatever_its_dtypes_and_an_empty_one_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_result_arrives_whatever_its_dtypes_and_an_empty_one_too(
+    in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_memory:  # as on a system without nameless files in memory
+        monkeypatch.delattr(os, "memfd_create", raising=False)
     for shape in ((3, 2, 512), (0, 2, 512)):
         result = SparsePrefillResult(
             out=np.full(shape, 1.5, ml_dtypes.bfloat16), lse=np.zeros(shape[:2], np.float64)
         )
-        arrived = unpack(pack(result, tmp_path))
+        arrived = carried(result)
         assert arrived.out.dtype == ml_dtypes.bfloat16 and arrived.out.shape == shape
         assert (arrived.out == 1.5).all()
         assert arrived.lse.dtype == np.float64 and arrived.max_logits is None
 
 
-def test_a_write_to_an_arrived_array_is_this_process_own(tmp_path: Path) -> None:
-    packed = pack(SparsePrefillResult(out=np.ones(4), lse=np.ones(1)), tmp_path)
-    arrived = unpack(packed)
+def test_two_in_one_message_keep_their_arrays_apart() -> None:
+    first, second = (SparsePrefillResult(out=np.full(4, n), lse=np.ones(1)) for n in (1, 2))
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    with ours, theirs:
+        send(ours, (pack(first), pack(second)))
+        arrived = receive(theirs)
+    assert [result.out.tolist() for result in arrived] == [[1] * 4, [2] * 4]
+
+
+def test_a_write_to_an_arrived_array_is_this_process_own() -> None:
+    arrived = carried(SparsePrefillResult(out=np.ones(4), lse=np.ones(1)))
     arrived.out[0] = 7
     assert arrived.out.tolist() == [7, 1, 1, 1]
 
 
-def test_a_plan_needs_no_file(tmp_path: Path) -> None:
-    assert pack(PlanResult(chunks=()), tmp_path) == PlanResult(chunks=())
+def test_a_plan_needs_no_file() -> None:
+    assert carried(PlanResult(chunks=())) == PlanResult(chunks=())
+
+
+def test_nothing_stays_open() -> None:
+    def open_files() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    result = SparsePrefillResult(out=np.ones(4), lse=np.ones(1))
+    carried(result)
+    before = open_files()
+    for _ in range(5):
+        carried(result)
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("name", ["q", "kv", "indices", "attn_sink", "topk_length"])
