@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.run.local import Planner, SparsePrefill
 from compare.run.result import SparsePrefillResult
 
+INTERPRETER = "pallas-interpret"
 INTERPRETER_BLOCKS = 128
 KEYS, HEADS = 64, 64  # of one block of the kernel
 
@@ -38,7 +40,7 @@ class JaxSparsePrefill(SparsePrefill):
 
     def __init__(self, backend: str, device: str | None = None) -> None:
         # The interpreter is a CPU program wherever it runs.
-        super().__init__(backend, "cpu" if backend == "pallas-interpret" else device)
+        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
 
     def unavailable(self) -> str | None:
         import_jax()
@@ -57,7 +59,7 @@ class JaxSparsePrefill(SparsePrefill):
         jax_device(self.device)
 
     def refuses(self, case: SparsePrefillCase) -> str | None:
-        if self.name != "pallas-interpret":
+        if self.name != INTERPRETER:
             return None
         if case.blocks(KEYS, HEADS) <= INTERPRETER_BLOCKS:
             return None
@@ -71,7 +73,7 @@ class JaxSparsePrefill(SparsePrefill):
         from jax_impl import sparse_prefill
 
         attend: Any = sparse_prefill  # NumPy arrays are as welcome as jax's
-        with jax.default_device(jax_device(self.device)):
+        with jax.default_device(jax_device(self.device)), self._compilation():
             out, max_logits, lse = attend(
                 inputs.q,
                 inputs.kv,
@@ -85,6 +87,22 @@ class JaxSparsePrefill(SparsePrefill):
             return SparsePrefillResult(
                 out=np.asarray(out), max_logits=np.asarray(max_logits), lse=np.asarray(lse)
             )
+
+    def _compilation(self) -> contextlib.AbstractContextManager[None]:
+        """The interpreter's programs run once, for a fraction of the time that XLA would spend on
+        making them quick."""
+        return _unoptimised() if self.name == INTERPRETER else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _unoptimised() -> Iterator[None]:
+    jax = import_jax()
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def jax_planner() -> Planner:

@@ -19,8 +19,9 @@ from compare.judge.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.child import Child
 from compare.run.implementations import WorkerDied
+from compare.run.jax_implementations import INTERPRETER
 from compare.run.order import by_shape, longest_first
-from compare.run.session import INTERPRETER, Event, Finished, Options, Starting, Task
+from compare.run.session import Event, Finished, Options, Starting, Task
 
 _END_SECONDS = 10.0
 """How long a job may take to end its workers and itself when nothing is left to do."""

@@ -22,12 +22,13 @@ that it has compiled (measured: 2 s, 0.3 s and 0.02 to 0.04 s a block)."""
 
 
 def shape(case: Case) -> tuple[object, ...]:
-    """What a kernel is compiled for."""
+    """What a kernel is compiled for: jax_impl.sparse_prefill pads heads and widths outside of the
+    program, to which a sink and lengths always belong."""
     if not isinstance(case, SparsePrefillCase):
         return (case.suite,)
-    tokens = case.q_lens or case.tokens
-    sink, length = case.sink != "none", case.length != "none"
-    return (case.suite, tokens, case.s_kv, case.h, case.d, case.topk, sink, length)
+    tokens = tuple(sorted(set(case.q_lens) - {0})) or case.tokens  # each chunk is a call
+    heads, width = -(-case.h // HEADS), -(-case.topk // (2 * KEYS))
+    return (case.suite, tokens, case.s_kv, heads, case.d, width)
 
 
 def by_shape(tasks: Sequence[Task]) -> list[list[Task]]:
@@ -64,7 +65,7 @@ def variety_first(tasks: Sequence[Task], interpreted: Callable[[Case], bool]) ->
         case = task.case
         assert isinstance(case, SparsePrefillCase)
         new = sum(1 / (1 + shown[feature]) for feature in _features(case))
-        calls = len(set(case.q_lens) - {0}) or 1  # chunks of another length are other shapes
+        calls = len(set(case.q_lens) - {0}) or 1
         fixed = _KNOWN if shape(case) in compiled else _COMPILED * calls
         return new / (fixed + case.blocks(KEYS, HEADS))
 

@@ -10,9 +10,9 @@ from compare.report.report import Report, Row
 from compare.run import registry
 from compare.run.implementations import Implementation
 from compare.run.interruption import work_is_over
+from compare.run.jax_implementations import INTERPRETER
 from compare.run.order import variety_first
 from compare.run.session import (
-    INTERPRETER,
     INTERPRETER_SECONDS,
     Event,
     Finished,

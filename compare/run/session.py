@@ -14,11 +14,11 @@ from compare.judge.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.failures import sentence, verdict_of
 from compare.run.implementations import Implementation
+from compare.run.jax_implementations import INTERPRETER
 from compare.run.repeats import run_repeatedly
 from compare.run.result import Result
 from compare.run.worker import Isolated
 
-INTERPRETER = "pallas-interpret"
 INTERPRETER_SECONDS = 60.0
 """What a run spends on the interpreter in all, unless it is asked for everything."""
 

@@ -23,7 +23,12 @@ def test_cases_of_a_kernel_s_shape_stay_together() -> None:
         "s_kv=300,seed=1", "s_kv=400", "s_kv=300,seed=2", "s_kv=500", "s_kv=400,seed=5,sink=mixed",
         "s_kv=300,data=flat",
     )  # fmt: skip
-    assert indices(by_shape(tasks)) == [[0, 2, 5], [1], [3], [4]]
+    assert indices(by_shape(tasks)) == [[0, 2, 5], [1, 4], [3]]
+
+
+def test_heads_and_widths_that_are_padded_to_the_same_are_one_shape() -> None:
+    tasks = tasks_of("h=64,topk=128", "h=16,topk=3", "h=65,topk=128", "h=64,topk=129", "d=576")
+    assert indices(by_shape(tasks)) == [[0, 1], [2], [3], [4]]
 
 
 def test_the_longest_are_begun_first() -> None:

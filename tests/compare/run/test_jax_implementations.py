@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import jax_impl
+from compare.run import registry
+from compare.suites import make_inputs, parse_case
+
+
+@pytest.mark.parametrize(("name", "quick"), [("pallas-interpret", True), ("xla", False)])
+@pytest.mark.parametrize("raises", [False, True])
+def test_only_the_interpreter_s_programs_are_compiled_without_optimisation(
+    name: str, quick: bool, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = []
+
+    def attend(q, *_args, **_options):
+        met.append(jax.config.read("jax_disable_most_optimizations"))
+        if raises:
+            raise ValueError("no")
+        shape = q.shape[:2]
+        return np.zeros((*shape, 512), q.dtype), np.zeros(shape), np.zeros(shape)
+
+    monkeypatch.setattr(jax_impl, "sparse_prefill", attend)
+    before = jax.config.read("jax_disable_most_optimizations")
+    try:
+        registry.find(name, "cpu").run(make_inputs(parse_case("sparse-prefill:s_kv=40,h=1")))
+    except ValueError:
+        assert raises
+    assert met == [quick]
+    assert jax.config.read("jax_disable_most_optimizations") == before
