@@ -36,7 +36,6 @@ class Smem(NamedTuple):
     q: tuple[Any, Any]  # [64, 256] and [64, D - 256] bfloat16: two copies, each contiguous
     kv: Any  # [slot, key, D] bfloat16
     mask: Any  # [slot, key] float32: 0 for a key, -inf for a hole
-    liveness: Any  # [tile parity, key] float32: 0 where a slot of the tile held a key
     mailbox: Any  # [MAILBOXES, 256] float32: two words per thread
     q_ready: Any  # barriers of the two parts of q
     barriers: Any  # see barriers.py

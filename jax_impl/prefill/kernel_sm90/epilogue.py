@@ -14,11 +14,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.mosaic.layouts import COLUMN, ROW
+from jax_impl.mosaic.layouts import ROW
 from jax_impl.prefill.kernel_sm90 import barriers
-from jax_impl.prefill.kernel_sm90.context import MAXIMUM, TOTAL, Context, OwnTile, Tile
+from jax_impl.prefill.kernel_sm90.context import I32, MAXIMUM, TOTAL, Context, OwnTile, Tile
 from jax_impl.prefill.kernel_sm90.problem import EVEN, ODD, SIDE_COLUMNS, TILE_HEADS
-from jax_impl.prefill.kernel_sm90.softmax import RowState, over_columns, zero_accumulator
+from jax_impl.prefill.kernel_sm90.softmax import (
+    RowState,
+    over_columns,
+    row_constant,
+    zero_accumulator,
+)
+from jax_impl.prefill.validity import key_is_valid
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -50,18 +56,19 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
     total = k.seams.quad_sum(total)
     heads = pl.ds(tile.first_head, TILE_HEADS)
 
-    no_key = _no_key(k, i & 1)
-    empty = no_key | (total == 0.0)
+    # A hole is a row of zeros, so a NaN or an infinity in q reaches the sums even of a token
+    # without a key, where 0 is due. Only then is it looked up whether there is one.
+    total, acc = lax.cond(
+        k.seams.any_row(total != total) != 0,
+        lambda sums: _zero_without_keys(k, own, *sums),
+        lambda sums: sums,
+        (total, state.acc),
+    )
+    empty = total == 0.0
     # The sink joins the denominator and nothing else.
     denominator = total + jnp.exp2(sink * LOG2_E - state.reference)
     factor = jnp.where(empty, 0.0, 1.0 / denominator)
-    # NaN in q makes the accumulator NaN even in a token without a key, where 0 is due.
-    out = lax.cond(
-        k.seams.any_row(no_key) != 0,
-        lambda acc: zero_accumulator(),
-        lambda acc: acc * over_columns(factor, acc),
-        state.acc,
-    )
+    out = acc * over_columns(factor, acc)
     columns = pl.ds(parity * SIDE_COLUMNS, SIDE_COLUMNS)
     k.seams.store_output(k.gmem.out.at[tile.token, heads, columns], out.astype(jnp.bfloat16))
 
@@ -73,11 +80,18 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
         k.seams.store_rows(k.gmem.max_logits.at[tile.token, heads], maximum)
 
 
-def _no_key(k: Context, tile_parity: Any) -> Any:
-    """Whether the token has no valid slot at all; the same in every row of the tile.
+def _zero_without_keys(k: Context, own: OwnTile, total: Any, acc: Any) -> tuple[Any, Any]:
+    """The sums, or zeros if no slot of the token is valid. Walks over the index list: rare."""
+    token = own.tile.token
 
-    The sums can't tell: a NaN in q reaches them through the zeros that stand for a hole.
-    """
-    live = plgpu.load(k.smem.liveness.at[tile_parity], layout=COLUMN, optimized=False)
-    live = lax.broadcast_in_dim(live, (TILE_HEADS, live.shape[0]), [1])
-    return live.max(axis=1) < 0.0
+    def look(slot: Any, keys: Any) -> Any:
+        index = k.gmem.indices[token, slot]
+        return keys + key_is_valid(index, slot, k.problem.num_kv, own.length).astype(jnp.int32)
+
+    keys = lax.fori_loop(0, own.length, look, I32(0))
+    return lax.cond(
+        keys != 0,
+        lambda sums: sums,
+        lambda sums: (row_constant(0.0), zero_accumulator()),
+        (total, acc),
+    )

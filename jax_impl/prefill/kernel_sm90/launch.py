@@ -133,7 +133,6 @@ def scratch_types(problem: Problem, seams: Any) -> Smem:
         q=tuple(matrix((TILE_HEADS, width)) for width in widths),
         kv=matrix((2, BLOCK_KEYS, problem.d_qk)),
         mask=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
-        liveness=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
         mailbox=plgpu.SMEM((MAILBOXES, 2 * 128), jnp.float32),
         q_ready=plgpu.Barrier(num_barriers=len(SIDES)),
         barriers=seams.barrier_scratch(),

@@ -43,7 +43,6 @@ class _Pair(NamedTuple):
     first_slot: Any  # of the index list
     length: Any
     is_last: Any  # of its tile
-    tile_parity: Any
     next_tile: Tile
     next_token: Any  # of the pair after this one, which may be the next tile's first
     next_slot: Any
@@ -61,16 +60,13 @@ def produce(k: Context) -> None:
                 first_slot=first_slot,
                 length=own.length,
                 is_last=is_last,
-                tile_parity=own.i & 1,
                 next_tile=own.following,
                 next_token=jnp.where(is_last, own.following.token, own.tile.token),
                 next_slot=jnp.where(is_last, 0, first_slot + PAIR_KEYS),
             )
             return _fill_pair(k, pair, *carry)
 
-        no_key_yet = plgpu.layout_cast(jnp.full((BLOCK_KEYS,), -jnp.inf, jnp.float32), KEY)
-        rounds, indices, _ = lax.fori_loop(0, own.num_pairs, fill, (*carry, no_key_yet))
-        return rounds, indices
+        return lax.fori_loop(0, own.num_pairs, fill, carry)
 
     first_indices = _load_indices(k, k.own_tile(I32(0)).token, I32(0))
     rounds, _ = k.for_own_tiles(fill_tile, (I32(0), first_indices))
@@ -87,8 +83,8 @@ def _load_indices(k: Context, token: Any, first_slot: Any) -> tuple[Any, Any]:
     )
 
 
-def _fill_pair(k: Context, pair: _Pair, rounds: Any, indices: Any, live: Any) -> Any:
-    """rounds: pairs filled before this one; live: 0 at the keys seen so far in this tile."""
+def _fill_pair(k: Context, pair: _Pair, rounds: Any, indices: Any) -> Any:
+    """rounds: pairs filled before this one."""
     # Just ahead of its use: L2 turns over within one tile.
     pl.when(pair.is_last)(lambda: k.seams.prefetch_queries(k.gmem.q, pair.next_tile.number))
     next_indices = _load_indices(k, pair.next_token, pair.next_slot)
@@ -98,20 +94,14 @@ def _fill_pair(k: Context, pair: _Pair, rounds: Any, indices: Any, live: Any) ->
         place = plgpu.broadcasted_iota(jnp.int32, (BLOCK_KEYS,), 0, layout=KEY)
         place = pair.first_slot + slot * BLOCK_KEYS + place
         valid = key_is_valid(index, place, k.problem.num_kv, pair.length)
-        mask = jnp.where(valid, 0.0, -jnp.inf)
-        live = jnp.maximum(live, mask)
 
         k.seams.wait(k.smem.barriers, barriers.kv_free[slot][LEFT], rounds - 1)
-        k.seams.publish(k.smem.mask.at[slot], mask)
-        if slot == ODD:
-            pl.when(pair.is_last)(
-                lambda live=live: k.seams.publish(k.smem.liveness.at[pair.tile_parity], live)
-            )
+        k.seams.publish(k.smem.mask.at[slot], jnp.where(valid, 0.0, -jnp.inf))
         k.seams.arrive(k.smem.barriers, barriers.kv_ready[slot][LEFT])
         _fill_slot(k, slot, jnp.where(valid, index, 0), valid, rounds)
         if slot == EVEN and k.config.prefetches_rows(k.problem):
             _prefetch_rows(k, pair, next_indices)
-    return rounds + 1, next_indices, live
+    return rounds + 1, next_indices
 
 
 def _fill_slot(k: Context, slot: int, rows: Any, valid: Any, rounds: Any) -> None:

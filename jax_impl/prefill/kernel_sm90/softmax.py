@@ -39,9 +39,9 @@ class RowState(NamedTuple):
 def initial_state() -> RowState:
     return RowState(
         acc=zero_accumulator(),
-        reference=_row_constant(_LOWEST),
-        maximum=_row_constant(-jnp.inf),
-        total=_row_constant(0.0),
+        reference=row_constant(_LOWEST),
+        maximum=row_constant(-jnp.inf),
+        total=row_constant(0.0),
     )
 
 
@@ -49,7 +49,7 @@ def zero_accumulator() -> Any:
     return plgpu.layout_cast(jnp.zeros((TILE_HEADS, SIDE_COLUMNS), jnp.float32), MATRIX)
 
 
-def _row_constant(value: float) -> Any:
+def row_constant(value: float) -> Any:
     return plgpu.layout_cast(jnp.full((TILE_HEADS,), value, jnp.float32), ROW)
 
 
