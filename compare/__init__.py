@@ -11,11 +11,8 @@ Importing this brings neither torch nor jax: names are resolved on first use.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import compare.judge  # noqa: F401
 from compare.run.candidate import candidate
 
 if TYPE_CHECKING:
@@ -26,18 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "assert_agrees", "candidate", "check", "judge"]
 
 _API = "compare.run.api"
-_LAZY = ("assert_agrees", "check")
-
-
-class _CallableJudge(ModuleType):
-    """The package compare.judge, which is also the function of that name: once its modules are
-    imported, Python puts the package where a function in this module would stand."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return importlib.import_module(_API).judge(*arguments, **options)
-
-
-sys.modules["compare.judge"].__class__ = _CallableJudge
+_LAZY = ("assert_agrees", "check", "judge")
 
 
 def __getattr__(name: str) -> Any:

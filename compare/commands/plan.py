@@ -172,7 +172,7 @@ class Plans:
 def compare_plans(inputs: PrefillPlanInputs) -> Plans:
     """The shipped and the fixed plan of a batch, judged. WordsOff for arguments that no planner
     accepts."""
-    from compare.judge.prefill_plan import explain
+    from compare.judging.prefill_plan import explain
     from compare.run import registry
 
     try:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.report import summary, text
 from compare.report.report import Report, Row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

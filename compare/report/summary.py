@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from compare.judge.verdict import Status, TensorMetrics
+from compare.judging.verdict import Status, TensorMetrics
 from compare.report.report import Report, Row
 
 

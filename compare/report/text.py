@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from compare.judge.verdict import Worst
+from compare.judging.verdict import Worst
 from compare.report import summary
 from compare.report.report import Report, Row
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from compare.cases.case import Case
 from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 from compare.report.report import Report, Row
 from compare.run.convert import to_numpy
 from compare.run.result import PlanResult, Result, SparsePrefillResult
@@ -84,7 +84,7 @@ def judge(
 
     ValueError for arguments that no implementation may be given, TypeError for what isn't a result.
     """
-    from compare.judge.judges import JUDGES
+    from compare.judging.judges import JUDGES
     from compare.run.torch_implementations import torch_device
 
     _known(suite, SUITES, "suite")

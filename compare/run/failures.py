@@ -6,7 +6,7 @@ import dataclasses
 import os
 import traceback
 
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 from compare.run.implementations import TimedOut, WorkerDied
 
 _LONGEST = 2000

@@ -15,7 +15,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.child import Child
 from compare.run.implementations import WorkerDied

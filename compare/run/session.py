@@ -10,7 +10,7 @@ from typing import Any
 
 from compare.cases.case import Case
 from compare.cases.inputs import Inputs
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.failures import sentence, verdict_of
 from compare.run.implementations import Implementation
@@ -281,7 +281,7 @@ def _target(candidate: Implementation) -> str | None:
 
 
 def _judge_of(suite: str) -> _Judge:
-    from compare.judge.judges import JUDGES
+    from compare.judging.judges import JUDGES
 
     return _Judge(JUDGES[suite])
 

@@ -53,7 +53,7 @@ def compare_files(
     profile: calibrated, flashmla or both. Raises BundleError for files that aren't bundles of one
     call.
     """
-    from compare.judge.sparse_prefill import judge
+    from compare.judging.sparse_prefill import judge
     from compare.report.environment import environment
 
     started = time.perf_counter()

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.sparse_prefill import Evidence, judge, share_by_tensor
+from compare.judging.sparse_prefill import Evidence, judge, share_by_tensor
 from compare.report.environment import environment
 from compare.run import registry
 from compare.run.result import SparsePrefillResult

@@ -12,8 +12,8 @@ import numpy as np
 from compare.cases.inputs import SparsePrefillInputs
 from compare.cases.make_prefill import sparse_prefill_inputs
 from compare.cases.sparse_prefill import SparsePrefillCase
-from compare.judge.evidence import Evidence
-from compare.judge.metrics import round_to_bfloat16
+from compare.judging.evidence import Evidence
+from compare.judging.metrics import round_to_bfloat16
 from compare.run.result import SparsePrefillResult
 
 _TOKENS = (1, 2, 3, 4)

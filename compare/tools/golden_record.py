@@ -19,7 +19,7 @@ import numpy as np
 from compare.cases.case import Case
 from compare.cases.inputs import SparsePrefillInputs
 from compare.cases.sparse_prefill import SparsePrefillCase
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.run.implementations import Implementation, Unsupported
 from compare.run.result import SparsePrefillResult
 from compare.tools.golden_format import (
@@ -233,7 +233,7 @@ def _run(kernel: Implementation, case: Case, inputs: SparsePrefillInputs) -> Spa
 def _check_verdict(
     case: SparsePrefillCase, inputs: SparsePrefillInputs, result: SparsePrefillResult
 ) -> None:
-    from compare.judge.sparse_prefill import judge
+    from compare.judging.sparse_prefill import judge
 
     # FlashMLA's tolerances are absolute numbers for the size of its own data: with values ten times
     # as large, the rounding of a right kernel is outside them where an element is near zero.

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.metrics import to_float64
+from compare.judging.metrics import to_float64
 from compare.run.result import SparsePrefillResult
 
 _LOG2E = np.float32(1.4426950408889634)

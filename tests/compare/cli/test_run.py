@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from compare.cases.catalogue import default_cases, full_cases
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.report.json import load
 from compare.run import runner
 from compare.tools import golden

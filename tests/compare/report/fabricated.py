@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare.judge.verdict import Diagnosis, Status, TensorMetrics, Verdict, Worst
+from compare.judging.verdict import Diagnosis, Status, TensorMetrics, Verdict, Worst
 from compare.report.report import Report, Row
 
 CASE = "sparse-prefill:s_q=3,s_kv=300,seed=7"

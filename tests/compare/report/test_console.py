@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.report import console as terminal
 from tests.compare.report.fabricated import BASE_2, EVERYTHING, UNSUPPORTED, report, row
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.report import files
 from compare.report.markdown import render
 from compare.report.table import CASE_COLUMNS, SUMMARY_COLUMNS

@@ -13,7 +13,7 @@ import torch
 import compare
 import torch_ref
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 from compare.run.api import as_inputs
 from compare.suites import make_inputs, parse_case
 

@@ -13,7 +13,7 @@ import pytest
 
 from compare.cases.case import Case
 from compare.cases.inputs import Inputs, PrefillPlanInputs
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.report import summary
 from compare.report.report import Report
 from compare.run import registry, session

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.suites import make_inputs, parse_case
 from compare.tools.bundle import BundleError, compare_files, save_bundle
 from compare.tools.tensor_file import read_tensors, tensor_bytes

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import compare.judge.sparse_prefill
+import compare.judging.sparse_prefill
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.verdict import Status, Verdict
+from compare.judging.verdict import Status, Verdict
 from compare.run import registry
 from compare.run.result import SparsePrefillResult
 from compare.suites import make_inputs, parse_case
@@ -127,7 +127,7 @@ def test_tolerances_of_flash_mla_hold_for_its_own_data(
         asked.append(profile)
         return Verdict(status=Status.PASS)
 
-    monkeypatch.setattr(compare.judge.sparse_prefill, "judge", judge)
+    monkeypatch.setattr(compare.judging.sparse_prefill, "judge", judge)
     record(eager(), [f"sparse-prefill:h=4,topk=64,data={data}"], folder)
     assert asked == [profile]
 

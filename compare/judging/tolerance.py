@@ -65,7 +65,7 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from compare.judge.metrics import Tolerance
+from compare.judging.metrics import Tolerance
 
 PROFILES = ("calibrated", "flashmla", "both")
 

@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge import tolerance
-from compare.judge.evidence import Evidence
-from compare.judge.sparse_prefill import judge
-from compare.judge.verdict import Status
+from compare.judging import tolerance
+from compare.judging.evidence import Evidence
+from compare.judging.sparse_prefill import judge
+from compare.judging.verdict import Status
 from compare.tools.calibrate import MODELS, calibrate, table
 from compare.tools.model_kernels import Freedom, run
 

@@ -14,17 +14,17 @@ import numpy as np
 from jaxtyping import Int64
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.against_oracle import AgainstOracle, flashmla_failures
-from compare.judge.diagnosis import diagnose
-from compare.judge.evidence import Evidence, Rows
-from compare.judge.exact_keys import key_difference
-from compare.judge.metrics import Distance
-from compare.judge.result_view import ResultView, check_form
-from compare.judge.side_by_side import SideBySide
-from compare.judge.special import SpecialValues
-from compare.judge.threads import in_order
-from compare.judge.tolerance import PROFILES
-from compare.judge.verdict import Status, Verdict, Worst
+from compare.judging.against_oracle import AgainstOracle, flashmla_failures
+from compare.judging.diagnosis import diagnose
+from compare.judging.evidence import Evidence, Rows
+from compare.judging.exact_keys import key_difference
+from compare.judging.metrics import Distance
+from compare.judging.result_view import ResultView, check_form
+from compare.judging.side_by_side import SideBySide
+from compare.judging.special import SpecialValues
+from compare.judging.threads import in_order
+from compare.judging.tolerance import PROFILES
+from compare.judging.verdict import Status, Verdict, Worst
 from compare.run.result import SparsePrefillResult
 
 __all__ = ["Evidence", "judge", "share_by_tensor"]

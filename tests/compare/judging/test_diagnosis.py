@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from compare.judge.sparse_prefill import judge
-from compare.judge.verdict import Status
+from compare.judging.sparse_prefill import judge
+from compare.judging.verdict import Status
 
 WORDS = "s_q=6,s_kv=200,h=8,d=576,topk=96,sink=mixed,length=ragged,invalid=0.2,empty_rows=1,seed=31"
 
@@ -66,7 +66,7 @@ def test_rows_of_a_neighbouring_token_are_named(inputs, right, step):
     filled = dataclasses.replace(
         inputs, indices=np.abs(inputs.indices % 200), topk_length=None, attn_sink=None
     )
-    from compare.judge.evidence import Evidence
+    from compare.judging.evidence import Evidence
 
     (rows,) = Evidence(filled).blocks(np.arange(6))
     shifted = dataclasses.replace(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Int64
 
-from compare.judge.evidence import Evidence, OracleRows
-from compare.judge.metrics import to_float64
-from compare.judge.result_view import ResultView
+from compare.judging.evidence import Evidence, OracleRows
+from compare.judging.metrics import to_float64
+from compare.judging.result_view import ResultView
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.evidence import Evidence
+from compare.judging.evidence import Evidence
 from compare.run.result import SparsePrefillResult
 from compare.suites import make_inputs, parse_case
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from compare.judge.evidence import places_of, row_norm
-from compare.judge.metrics import Distance, to_float64
-from compare.judge.result_view import ResultView
-from compare.judge.tolerance import FLASHMLA
-from compare.judge.verdict import TensorMetrics
+from compare.judging.evidence import places_of, row_norm
+from compare.judging.metrics import Distance, to_float64
+from compare.judging.result_view import ResultView
+from compare.judging.tolerance import FLASHMLA
+from compare.judging.verdict import TensorMetrics
 
 MOST_DIFFERENT = 32
 """Tokens per tensor that are handed to the oracle because the two results differ most there."""

@@ -10,9 +10,9 @@ candidate does instead.
 from __future__ import annotations
 
 from compare.cases.inputs import PrefillPlanInputs
-from compare.judge.plan_rules import Violation, shipped_plan, violations
-from compare.judge.tolerance import PROFILES
-from compare.judge.verdict import Diagnosis, Status, Verdict
+from compare.judging.plan_rules import Violation, shipped_plan, violations
+from compare.judging.tolerance import PROFILES
+from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.run.result import PlanChunk, PlanResult
 
 _NAMES = {

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from compare.judge.threads import in_order
+from compare.judging.threads import in_order
 
 
 def test_results_come_in_the_order_of_the_items():

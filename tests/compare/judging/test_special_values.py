@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.judge.row_kinds import KeyFacts, most_copies
-from compare.judge.sparse_prefill import judge
-from compare.judge.verdict import Status
+from compare.judging.row_kinds import KeyFacts, most_copies
+from compare.judging.sparse_prefill import judge
+from compare.judging.verdict import Status
 
 WORDS = "s_q=4,s_kv=60,h=3,topk=40,sink=0.5,length=ragged,invalid=0.2,empty_rows=1,seed=5"
 

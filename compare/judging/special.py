@@ -10,9 +10,9 @@ import math
 import numpy as np
 from jaxtyping import Int64
 
-from compare.judge.result_view import ResultView
-from compare.judge.row_kinds import RowKinds
-from compare.judge.verdict import Worst
+from compare.judging.result_view import ResultView
+from compare.judging.row_kinds import RowKinds
+from compare.judging.verdict import Worst
 
 SUSPECTS = 64
 

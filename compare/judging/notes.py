@@ -10,7 +10,7 @@ import numpy as np
 from compare.cases.inputs import SparsePrefillInputs
 
 if TYPE_CHECKING:
-    from compare.judge.evidence import Rows
+    from compare.judging.evidence import Rows
 
 HALF_ULP = 2.0**-9
 """A factor closer to 1 than this is 1 in bfloat16."""

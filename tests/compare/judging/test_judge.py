@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.judge import evidence as evidence_module
-from compare.judge.evidence import Evidence
-from compare.judge.sparse_prefill import judge
-from compare.judge.verdict import Status
+from compare.judging import evidence as evidence_module
+from compare.judging.evidence import Evidence
+from compare.judging.sparse_prefill import judge
+from compare.judging.verdict import Status
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -157,7 +157,7 @@ class TestBeyondTheOraclesLimit:
     def small_limit(self, monkeypatch):
         monkeypatch.setattr(evidence_module, "EVERY_ROW_FLOP", 0.0)
         monkeypatch.setattr(evidence_module, "SAMPLED_TOKENS", 5)
-        monkeypatch.setattr("compare.judge.side_by_side.MOST_DIFFERENT", 3)
+        monkeypatch.setattr("compare.judging.side_by_side.MOST_DIFFERENT", 3)
 
     @pytest.fixture
     def inputs(self, inputs_of):

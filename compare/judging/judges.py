@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from compare.judge import prefill_plan, sparse_prefill
+from compare.judging import prefill_plan, sparse_prefill
 
 JUDGES: dict[str, ModuleType] = {
     "sparse-prefill": sparse_prefill,

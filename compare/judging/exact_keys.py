@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float64
 
-from compare.judge.evidence import Evidence
-from compare.judge.metrics import to_float64
-from compare.judge.result_view import ResultView
-from compare.judge.verdict import Worst
+from compare.judging.evidence import Evidence
+from compare.judging.metrics import to_float64
+from compare.judging.result_view import ResultView
+from compare.judging.verdict import Worst
 
 
 def key_difference(evidence: Evidence, view: ResultView, worst: Worst) -> list[str]:

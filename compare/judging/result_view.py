@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.verdict import Status
+from compare.judging.verdict import Status
 from compare.run.result import SparsePrefillResult
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float64, Int64, Integer, Shaped
 
-from compare.judge.verdict import TensorMetrics
+from compare.judging.verdict import TensorMetrics
 
 REL_FLOOR = 1e-6
 """Added to |expected| in a relative error, as FlashMLA's tests do."""

@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.metrics import Distance, to_float64
-from compare.judge.row_kinds import KeyFacts, RowKinds
-from compare.judge.threads import in_order
-from compare.judge.tolerance import FLASHMLA, Bounds, calibrated_bounds, reciprocal_is_flushed
-from compare.judge.verdict import TensorMetrics
+from compare.judging.metrics import Distance, to_float64
+from compare.judging.row_kinds import KeyFacts, RowKinds
+from compare.judging.threads import in_order
+from compare.judging.tolerance import FLASHMLA, Bounds, calibrated_bounds, reciprocal_is_flushed
+from compare.judging.verdict import TensorMetrics
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ class Evidence:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the case itself; see notes.py."""
-        from compare.judge.notes import case_notes
+        from compare.judging.notes import case_notes
 
         return case_notes(self.inputs, self.blocks(self.sample))
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from compare.cases.inputs import PrefillPlanInputs
-from compare.judge.plan_rules import shipped_plan, sizes
-from compare.judge.prefill_plan import explain, judge
-from compare.judge.verdict import Status
+from compare.judging.plan_rules import shipped_plan, sizes
+from compare.judging.prefill_plan import explain, judge
+from compare.judging.verdict import Status
 from compare.run.result import PlanChunk, PlanResult
 
 # cases.md 1: the batch on which engines have died. Budget 1 * (16 + 8 + 16) = 40 rows.

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from compare.judge.evidence import Rows, places_of, row_norm
-from compare.judge.metrics import Distance, round_to_bfloat16, to_float64, ulp_distance
-from compare.judge.result_view import ResultView
-from compare.judge.tolerance import (
+from compare.judging.evidence import Rows, places_of, row_norm
+from compare.judging.metrics import Distance, round_to_bfloat16, to_float64, ulp_distance
+from compare.judging.result_view import ResultView
+from compare.judging.tolerance import (
     EXACT_LSE_ULPS,
     FEW_ROWS,
     FLASHMLA,
@@ -18,7 +18,7 @@ from compare.judge.tolerance import (
     tensor_bound,
     ulp,
 )
-from compare.judge.verdict import TensorMetrics, Worst
+from compare.judging.verdict import TensorMetrics, Worst
 
 
 class AgainstOracle:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.sparse_prefill import Evidence, judge
-from compare.judge.verdict import Verdict
+from compare.judging.sparse_prefill import Evidence, judge
+from compare.judging.verdict import Verdict
 from compare.run.result import SparsePrefillResult
 from compare.suites import make_inputs, parse_case
 

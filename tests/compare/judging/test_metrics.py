@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.judge.metrics import (
+from compare.judging.metrics import (
     Distance,
     Tolerance,
     round_to_bfloat16,

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int, Int64
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judge.metrics import to_float64
-from compare.judge.tolerance import LOG2E, RowFacts
+from compare.judging.metrics import to_float64
+from compare.judging.tolerance import LOG2E, RowFacts
 
 _BLOCK = 1 << 20
 _LOWEST_RUNNING_MAX = 1e30

@@ -13,13 +13,13 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from compare.judge.evidence import Evidence, OracleRows, row_norm
-from compare.judge.hypotheses import Hypothesis, Sample, hypotheses
-from compare.judge.metrics import to_float64
-from compare.judge.result_view import ResultView
-from compare.judge.special import SpecialValues
-from compare.judge.tolerance import OUT_FLOOR, P_ROUNDING
-from compare.judge.verdict import Diagnosis
+from compare.judging.evidence import Evidence, OracleRows, row_norm
+from compare.judging.hypotheses import Hypothesis, Sample, hypotheses
+from compare.judging.metrics import to_float64
+from compare.judging.result_view import ResultView
+from compare.judging.special import SpecialValues
+from compare.judging.tolerance import OUT_FLOOR, P_ROUNDING
+from compare.judging.verdict import Diagnosis
 
 _MOST_TOKENS = 24
 _FLOP = 2e10
