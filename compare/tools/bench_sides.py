@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jaxtyping import BFloat16, Float32, Int32
 from torch import Tensor
@@ -140,13 +141,15 @@ def backend(name: str) -> JaxFunction:
 
 def configured(config: Any) -> JaxFunction:
     """The Hopper kernel with another Config."""
-    import jax.numpy as jnp
-
     from jax_impl.prefill.kernel_sm90.launch import attend
 
     def run(q: jax.Array, kv: jax.Array, indices: jax.Array, sm_scale: float) -> Any:
-        scale = jnp.full((1,), sm_scale * math.log2(math.e), jnp.float32)
-        return attend(q, kv, indices, scale, None, None, num_kv=kv.shape[0], config=config)
+        scale = np.full((1,), sm_scale * math.log2(math.e), np.float32)
+        sink = np.full((q.shape[1],), -np.inf, np.float32)
+        length = np.full((q.shape[0],), indices.shape[1], np.int32)
+        return attend(
+            q, kv, indices, scale, sink, length, num_kv=kv.shape[0], config=config
+        )  # fmt: skip
 
     return run
 

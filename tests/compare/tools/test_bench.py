@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import pytest
 
 from compare.tools import bench
@@ -186,3 +187,11 @@ def test_the_ratio_is_reference_time_over_ours():
     measured = Measurement(date="d", revision="r", environment={}, method={}, rows=(row,))
     assert measured.as_json()["rows"][0]["ratio"] == pytest.approx(1.2)
     assert "1.200" in measured.table()
+
+
+def test_another_configuration_of_the_kernel_is_one_that_a_gpu_can_be_given() -> None:
+    _, config = sides.parse_config("few:num_ctas=8,row_prefetch=false")
+    function, shape = sides.configured(config), sides.Shape(16, 256, 64, 512, 128)
+    bound = jax.jit(lambda q, kv, indices: function(q, kv, indices, shape.sm_scale))
+    text = bound.trace(*shape.specs).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
