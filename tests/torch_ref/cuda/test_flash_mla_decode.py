@@ -86,6 +86,14 @@ def test_several_ranks_are_given_single_tokens_with_their_own_counts(
     )
 
 
+def test_several_ranks_go_flattened_even_where_one_holds_everything(hopper, install):
+    install("flash_mla", sgl())
+    problem = random_problem([64, 30], [4, 4])
+    result, _ = run(problem, 0, 2, 64)
+    assert_right(result, problem, 0, 2, 64)
+    assert calls()[-1]["q"].shape[:2] == (8, 1) and not calls()[-1]["causal"]
+
+
 def test_a_uniform_batch_of_one_rank_goes_as_it_stands(hopper, install):
     install("flash_mla", sgl())
     problem = random_problem([301, 97], [4, 4], heads=3)

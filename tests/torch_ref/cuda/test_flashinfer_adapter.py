@@ -169,7 +169,8 @@ def test_refusals_are_errors_of_the_call_too(fake):
 )
 def test_each_backend_says_what_it_needs(fake, monkeypatch, capability, fa3, fa2):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: capability)
-    for backend, serves in (("fa3", fa3), ("fa2", fa2)):
+    expected: dict[adapter.Backend, bool] = {"fa3": fa3, "fa2": fa2}
+    for backend, serves in expected.items():
         reason = adapter.unsupported_reason(backend)
         assert (reason is None) is serves
         assert serves or f"this GPU has {capability[0]}.{capability[1]}" in str(reason)
