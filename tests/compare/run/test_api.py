@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import subprocess
 import sys
 from typing import Any
@@ -38,13 +40,24 @@ def right(own: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return result.out, result.max_logits, result.lse
 
 
-def test_importing_brings_neither_torch_nor_jax() -> None:
-    code = (
-        "import sys, compare; compare.candidate; compare.judge; "
-        "print(sorted({'torch', 'jax', 'numpy', 'rich'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("names", "heavy"),
+    [
+        ("compare.candidate", "torch jax numpy rich"),
+        ("compare.judge, compare.check, compare.assert_agrees", "torch jax"),
+    ],
+)
+def test_neither_importing_nor_naming_a_function_brings_torch_or_jax(
+    names: str, heavy: str
+) -> None:
+    code = f"import sys, compare; {names}; print(sorted(set({heavy.split()}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_judge_is_a_function_and_no_module_shares_its_name() -> None:
+    assert inspect.isfunction(compare.judge)
+    assert importlib.util.find_spec("compare.judge") is None
 
 
 def test_the_version_is_named() -> None:
