@@ -64,7 +64,7 @@ def run(
         str | None, typer.Option(help="cpu, cuda or cuda:N; without it: cuda where there is one.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="The full matrix, and no limits on the interpreter.")
+        bool, typer.Option("--full", help="The full matrix, and no time limit for the interpreter.")
     ] = False,
     repeat: Annotated[
         int, typer.Option(min=1, help="Run each case this often; the results must be bit-equal.")
