@@ -52,13 +52,7 @@ class SparsePrefillInputs:
         digest = hashlib.sha256()
         digest.update(f"sm_scale={float(self.sm_scale).hex()} d_v={self.d_v}".encode())
         for name in ("q", "kv", "indices", "attn_sink", "topk_length"):
-            array = getattr(self, name)
-            if array is None:
-                digest.update(f" {name}=none".encode())
-                continue
-            digest.update(f" {name}:{array.dtype.name}{list(array.shape)}".encode())
-            for block in range(0, len(array), 256):
-                digest.update(np.ascontiguousarray(array[block : block + 256]).view(np.uint8))
+            _add_array(digest, name, getattr(self, name))
         return digest.hexdigest()
 
 
@@ -78,10 +72,96 @@ class PrefillPlanInputs:
 
     def sha256(self) -> str:
         """Hash of every argument."""
-        fields = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "case"
-        }
-        return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
+        return _hash_of_numbers(self)
 
 
-Inputs = SparsePrefillInputs | PrefillPlanInputs
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DcpDecodeInputs:
+    """Arguments of one rank's call of DCP causal MLA decode; names as in torch_ref.dcp_decode.
+
+    q [T, H, 576] bfloat16; rows from query_start_loc[-1] on are padding. kv_cache [pages, P, 576]
+    bfloat16 or float8_e4m3fn (V is the first 512 columns). block_table [B, max_pages] int32: local
+    key k of request b is row k % P of page block_table[b, k // P]; entries past a request's keys
+    are anything. seq_lens [B] int32: keys on this rank. query_start_loc [B + 1] int32.
+    total_lens [B] int32: keys on all ranks together, this step's tokens included.
+    max_query_len: the query length that the engine promises for every request.
+    sm_scale float, natural units. kv_scale: what a stored float8 value is multiplied by; None for
+    bfloat16.
+    shards: None, or one call for each rank whose results are to be merged; the other fields are
+    then those of the one call over all keys (dcp_world 1), whose result the merge must be.
+    case: where the inputs came from; None for a caller's own tensors.
+    """
+
+    q: np.ndarray
+    kv_cache: np.ndarray
+    block_table: np.ndarray
+    seq_lens: np.ndarray
+    query_start_loc: np.ndarray
+    total_lens: np.ndarray
+    max_query_len: int
+    sm_scale: float
+    dcp_rank: int = 0
+    dcp_world: int = 1
+    interleave: int = 1
+    causal: bool = True
+    kv_scale: float | None = None
+    shards: tuple[DcpDecodeInputs, ...] | None = None
+    case: Case | None = None
+
+    def sha256(self) -> str:
+        """Hash of names, dtypes, shapes and values of every argument, those of the shards too."""
+        digest = hashlib.sha256()
+        scale = "none" if self.kv_scale is None else float(self.kv_scale).hex()
+        digest.update(
+            f"sm_scale={float(self.sm_scale).hex()} kv_scale={scale} "
+            f"max_query_len={self.max_query_len} dcp={self.dcp_rank}/{self.dcp_world} "
+            f"interleave={self.interleave} causal={int(self.causal)}".encode()
+        )
+        for name in _DECODE_ARRAYS:
+            _add_array(digest, name, getattr(self, name))
+        for shard in self.shards or ():
+            digest.update(shard.sha256().encode())
+        return digest.hexdigest()
+
+
+_DECODE_ARRAYS = ("q", "kv_cache", "block_table", "seq_lens", "query_start_loc", "total_lens")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodePlanInputs:
+    """Arguments of a planner of decode rows, in tokens; names as in decode_rows and
+    local_key_counts. num_rows: rows of q, padding included. max_query_len: the promised bound.
+    """
+
+    query_start_loc: tuple[int, ...]
+    total_lens: tuple[int, ...]
+    max_query_len: int
+    causal: bool
+    num_rows: int
+    dcp_rank: int
+    dcp_world: int
+    interleave: int
+    case: Case | None = None
+
+    def sha256(self) -> str:
+        """Hash of every argument."""
+        return _hash_of_numbers(self)
+
+
+Inputs = SparsePrefillInputs | PrefillPlanInputs | DcpDecodeInputs | DecodePlanInputs
+
+
+def _add_array(digest: hashlib._Hash, name: str, array: np.ndarray | None) -> None:
+    if array is None:
+        digest.update(f" {name}=none".encode())
+        return
+    digest.update(f" {name}:{array.dtype.name}{list(array.shape)}".encode())
+    for block in range(0, len(array), 256):
+        digest.update(np.ascontiguousarray(array[block : block + 256]).view(np.uint8))
+
+
+def _hash_of_numbers(inputs: PrefillPlanInputs | DecodePlanInputs) -> str:
+    fields = {
+        f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name != "case"
+    }
+    return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()

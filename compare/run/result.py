@@ -49,4 +49,38 @@ class PlanResult:
     notes: tuple[str, ...] = ()
 
 
-Result = SparsePrefillResult | PlanResult
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class DcpDecodeResult:
+    """One decode result at the judge's border: of one rank, or of all ranks merged.
+
+    out [T, H, 512] bfloat16 (float32 where states were merged); or, where out_rows is given,
+    [R, 512]: only the (token, head) rows out_rows[i] = token * H + head. lse [T, H] float32,
+    natural-log, empty -inf. T counts padded rows too: out 0, lse -inf there.
+    notes: what an adapter did on the way, in sentences.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    out_rows: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodePlanResult:
+    """A plan of decode rows at the judge's border; the tuples have one entry per row of q.
+
+    ragged: the rows can't be viewed as [requests, max_query_len]. request: whose block table and
+    length a row uses. bound: exclusive global bound on the key positions that it sees.
+    local_counts: how many of its request's keys on this rank it sees. padding: the row belongs to
+    no request.
+    """
+
+    ragged: bool
+    request: tuple[int, ...]
+    bound: tuple[int, ...]
+    local_counts: tuple[int, ...]
+    padding: tuple[bool, ...]
+    notes: tuple[str, ...] = ()
+
+
+Result = SparsePrefillResult | PlanResult | DcpDecodeResult | DecodePlanResult

@@ -1,0 +1,171 @@
+"""The case line of the suite ``dcp-decode``: one rank's decode of a batch, or that of all ranks
+merged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from compare.cases.case import (
+    Case,
+    CaseError,
+    Key,
+    case_field,
+    flag,
+    integer,
+    integers,
+    number,
+    word,
+)
+from compare.cases.ownership import local_length
+
+KEY_WIDTH = 576
+VALUE_WIDTH = 512
+EXACT_TOKENS = 16
+"""Query tokens of a request that data=exact has selector columns for; see cases/exact_decode.py."""
+
+
+def integer_or(name: str, least: int, most: int | None = None) -> Key:
+    """A whole number in [least, most], or the word `name`."""
+    whole = integer(least, most)
+    parse: Callable[[str], Any] = lambda text: text if text == name else whole.parse(text)  # noqa: E731
+    return Key(parse, f"{name} | {whole.accepted}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DcpDecodeCase(Case):
+    """Keys of ``dcp-decode:...`` (all lengths in tokens).
+
+    lens, q: keys of each request on all ranks together, this step's tokens included, and its query
+        tokens; a request may have none of either, and fewer keys than tokens.
+    h, page: query heads H, page size P.
+    world, rank, interleave: of the group; rank=all runs every rank and merges.
+    kv: bf16, or e4m3 with one scale for the tensor.
+    causal: 0 lets every token see all keys of its request (a draft block).
+    pad_rows: rows of q after the last token. max_q: the query length promised for every request;
+        auto is the batch's own maximum.
+    stale: block-table entries past a request's keys are out of range or another request's pages.
+    data: normal, flat (score spread <= 0.2), peaked, exact (P is 0 or 1: the output of a rank must
+        be bit-equal).
+    sm_scale: multiplies q.k, natural units; auto is 576^-0.5. seed: of the Philox streams.
+    Whatever lies outside every length (slots past a request's keys, pages that no request has,
+    padded rows of q) is NaN.
+    """
+
+    suite: ClassVar[str] = "dcp-decode"
+
+    lens: tuple[int, ...] = case_field((), integers(0))
+    q: tuple[int, ...] = case_field((), integers(0))
+    h: int = case_field(16, integer(1, 128))
+    page: int = case_field(64, integer(1))
+    world: int = case_field(1, integer(1))
+    rank: int | str = case_field(0, integer_or("all", 0))
+    interleave: int = case_field(1, integer(1))
+    kv: str = case_field("bf16", word("bf16", "e4m3"))
+    causal: bool = case_field(True, flag())
+    pad_rows: int = case_field(0, integer(0))
+    max_q: int | str = case_field("auto", integer_or("auto", 1))
+    stale: bool = case_field(False, flag())
+    data: str = case_field("normal", word("normal", "flat", "peaked", "exact"))
+    sm_scale: float | str = case_field("auto", number(None, None, "auto"))
+    seed: int = case_field(0, integer(0, 2**32 - 1))
+
+    @property
+    def tokens(self) -> int:
+        """T: rows of q, padding included."""
+        return sum(self.q) + self.pad_rows
+
+    @property
+    def promised(self) -> int:
+        """max_q as a number, at least 1."""
+        return max((1, *self.q)) if self.max_q == "auto" else int(self.max_q)
+
+    @property
+    def scale(self) -> float:
+        """sm_scale as a number."""
+        return KEY_WIDTH**-0.5 if self.sm_scale == "auto" else float(self.sm_scale)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that run."""
+        return tuple(range(self.world)) if self.rank == "all" else (int(self.rank),)
+
+    @property
+    def flop(self) -> int:
+        """Multiply-adds times two of all query rows with all of their request's keys on the ranks
+        that run.
+        """
+        keys = sum(
+            queries * self.keys_of(rank, total)
+            for rank in self.ranks
+            for total, queries in zip(self.lens, self.q, strict=True)
+        )
+        return 2 * self.h * keys * (KEY_WIDTH + VALUE_WIDTH)
+
+    def keys_of(self, rank: int, total: int) -> int:
+        """Keys of a rank of a request with `total` keys."""
+        return local_length(total, rank, self.world, self.interleave)
+
+    def blocks(self, keys: int, rows: int) -> int:
+        """How many blocks of `keys` keys x `rows` (token, head) rows a kernel walks that takes all
+        tokens of a request together.
+        """
+        return sum(
+            -(-self.keys_of(rank, total) // keys) * -(-queries * self.h // rows)
+            for rank in self.ranks
+            for total, queries in zip(self.lens, self.q, strict=True)
+        )
+
+    def check(self) -> None:
+        check_batch(self.suite, self.lens, self.q, self.promised, self.world, self.rank)
+        if self.page % self.interleave:
+            raise CaseError(
+                f"dcp-decode: interleave={self.interleave} doesn't divide page={self.page}; "
+                "a run of keys mustn't lie on two pages"
+            )
+        if self.data == "exact":
+            self._check_exact()
+
+    def _check_exact(self) -> None:
+        if self.scale <= 0:
+            raise CaseError("dcp-decode: data=exact takes a positive sm_scale")
+        if max((0, *self.q)) > EXACT_TOKENS:
+            raise CaseError(
+                f"dcp-decode: data=exact takes at most q={EXACT_TOKENS} tokens of a request, one "
+                "selector column each"
+            )
+        stripe = self.world * self.interleave
+        for i, (total, queries) in enumerate(zip(self.lens, self.q, strict=True)):
+            if queries and (total - queries + 1 < stripe or stripe & (stripe - 1)):
+                raise CaseError(
+                    f"dcp-decode: request {i} has lens={total}, q={queries}; data=exact needs "
+                    "world * interleave to be a power of two and no more than the keys of a "
+                    f"request's first token ({stripe} here): only then is the number of visible "
+                    "keys a power of two on every rank"
+                )
+
+
+def check_batch(
+    suite: str,
+    lens: tuple[int, ...],
+    q: tuple[int, ...],
+    promised: int,
+    world: int,
+    rank: int | str,
+) -> None:
+    """What every case of decode must fulfil; CaseError."""
+    if len(lens) != len(q):
+        raise CaseError(
+            f"{suite}: lens has {len(lens)} requests and q has {len(q)}; "
+            "one number for each request in both"
+        )
+    for i, queries in enumerate(q):
+        if queries > promised:
+            raise CaseError(
+                f"{suite}: request {i} has q={queries} tokens and max_q={promised}; "
+                "max_q is a promise that holds for every request"
+            )
+    if rank != "all" and int(rank) >= world:
+        raise CaseError(f"{suite}: rank={rank} of world={world}; accepted are 0 to {world - 1}")
