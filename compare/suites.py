@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from compare.cases.case import Case, CaseError, parse_case_of
+from compare.cases.dcp_decode import DcpDecodeCase
+from compare.cases.decode_plan import DecodePlanCase
 from compare.cases.inputs import Inputs
-from compare.cases.make_plan import prefill_plan_inputs
+from compare.cases.make_decode import dcp_decode_inputs
+from compare.cases.make_plan import decode_plan_inputs, prefill_plan_inputs
 from compare.cases.make_prefill import sparse_prefill_inputs
 from compare.cases.prefill_plan import PrefillPlanCase
 from compare.cases.sparse_prefill import SparsePrefillCase
@@ -31,6 +34,8 @@ SUITES = {
             name="sparse-prefill", case_type=SparsePrefillCase, make_inputs=sparse_prefill_inputs
         ),
         Suite(name="prefill-plan", case_type=PrefillPlanCase, make_inputs=prefill_plan_inputs),
+        Suite(name="dcp-decode", case_type=DcpDecodeCase, make_inputs=dcp_decode_inputs),
+        Suite(name="decode-plan", case_type=DecodePlanCase, make_inputs=decode_plan_inputs),
     )
 }
 

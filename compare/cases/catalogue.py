@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 from compare.cases.case import Case
+from compare.cases.catalogue_decode import decode_lines, plan_lines
 
 HEADS = (64, 128)
 WIDTHS = (512, 576)
@@ -80,27 +81,29 @@ _FLASHMLA_FEATURES = ("", ",sink=mixed,length=ragged", ",sink=mixed,length=ragge
 
 def default_cases(suite: str) -> tuple[Case, ...]:
     """The suite at the size that fits any machine: the cases whose CUDA results are recorded."""
-    return _parsed(suite, _default_lines(suite))
+    return _parsed(_LINES[suite](False))
 
 
 def full_cases(suite: str) -> tuple[Case, ...]:
-    """The suite as --full runs it: the default cases, and for sparse-prefill FlashMLA's test matrix
-    with its corner shapes, over both head counts and both d_qk.
+    """The suite as --full runs it: the default cases, for sparse-prefill FlashMLA's test matrix
+    with its corner shapes, over both head counts and both d_qk, for dcp-decode batches as large as
+    in serving.
     """
-    return _parsed(suite, [*_default_lines(suite), *_full_lines(suite)])
+    return _parsed(_LINES[suite](True))
 
 
-def _default_lines(suite: str) -> list[str]:
-    if suite == "prefill-plan":
-        from compare.tools.golden import golden_cases
-
-        return list(golden_cases("engine/vllm-0.33.0"))
-    return [*_spread(_EVERYWHERE), *(f"sparse-prefill:{words}" for words in _ONCE)]
+def _prefill_lines(full: bool) -> list[str]:
+    lines = [*_spread(_EVERYWHERE), *(f"sparse-prefill:{words}" for words in _ONCE)]
+    return [*lines, *_flashmla_lines()] if full else lines
 
 
-def _full_lines(suite: str) -> list[str]:
-    if suite == "prefill-plan":
-        return []
+def _prefill_plan_lines(full: bool) -> list[str]:
+    from compare.tools.golden import golden_cases
+
+    return list(golden_cases("engine/vllm-0.33.0"))
+
+
+def _flashmla_lines() -> list[str]:
     shapes = [
         f"s_q={s_q},s_kv={s_kv},topk={topk},data=flashmla{features}"
         for (s_kv, topk), s_q in product(_FLASHMLA_SHAPES, _FLASHMLA_TOKENS)
@@ -119,7 +122,16 @@ def _spread(lines: tuple[str, ...] | list[str]) -> Iterator[str]:
             yield f"sparse-prefill:h={h},d={d},{words},seed={seed}"
 
 
-def _parsed(suite: str, lines: list[str]) -> tuple[Case, ...]:
+_LINES: dict[str, Callable[[bool], list[str]]] = {
+    "sparse-prefill": _prefill_lines,
+    "prefill-plan": _prefill_plan_lines,
+    "dcp-decode": decode_lines,
+    "decode-plan": lambda full: plan_lines(),
+}
+"""By suite: its case lines, given whether it is run in full."""
+
+
+def _parsed(lines: list[str]) -> tuple[Case, ...]:
     """The cases of the lines, each once, in their order."""
     from compare.suites import parse_case
 

@@ -1,8 +1,11 @@
-"""Inputs of the suite ``prefill-plan``: the words of the case under the planner's own names."""
+"""Inputs of the planners' suites: the words of the case under the planner's own names."""
 
 from __future__ import annotations
 
-from compare.cases.inputs import PrefillPlanInputs
+from itertools import accumulate
+
+from compare.cases.decode_plan import DecodePlanCase
+from compare.cases.inputs import DecodePlanInputs, PrefillPlanInputs
 from compare.cases.prefill_plan import PrefillPlanCase
 
 
@@ -17,5 +20,20 @@ def prefill_plan_inputs(case: PrefillPlanCase) -> PrefillPlanInputs:
         max_num_batched_tokens=case.max_tokens,
         chunk_size=case.chunk,
         has_compressed=case.compressed,
+        case=case,
+    )
+
+
+def decode_plan_inputs(case: DecodePlanCase) -> DecodePlanInputs:
+    """The arguments of a planner of decode rows that a case describes."""
+    return DecodePlanInputs(
+        query_start_loc=tuple(accumulate(case.q, initial=0)),
+        total_lens=case.lens,
+        max_query_len=case.promised,
+        causal=case.causal,
+        num_rows=sum(case.q) + case.pad_rows,
+        dcp_rank=case.rank,
+        dcp_world=case.world,
+        interleave=case.interleave,
         case=case,
     )

@@ -4,22 +4,16 @@ rows.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-
 import ml_dtypes
 import numpy as np
 
 from compare.cases.batch import query_ranges
+from compare.cases.blocks import in_blocks
 from compare.cases.exact import exact_indices, exact_kv, exact_q
 from compare.cases.inputs import SparsePrefillInputs
 from compare.cases.slots import random_indices, topk_length
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.cases.streams import Stream, bell, below, raw, rows_of, scaled
-
-BLOCK_WORDS = 1 << 22
-"""Random words made at a time: 32 MB."""
 
 _PADDING = 64  # columns that a strided view skips; keeps every stride a multiple of 16 bytes
 
@@ -42,7 +36,7 @@ def sparse_prefill_inputs(case: SparsePrefillCase) -> SparsePrefillInputs:
         else:
             indices[start:end] = random_indices(case, start, end)
 
-    _in_blocks(fill_indices, tokens, case.topk)
+    in_blocks(fill_indices, tokens, case.topk)
 
     q = _empty((tokens, heads, d), ml_dtypes.bfloat16, case.strided, np.nan)
 
@@ -53,7 +47,7 @@ def sparse_prefill_inputs(case: SparsePrefillCase) -> SparsePrefillInputs:
             block = _values(case, Stream.Q, start, end, heads * d)
             q[start:end] = block.reshape(end - start, heads, d)
 
-    _in_blocks(fill_q, tokens, heads * d)
+    in_blocks(fill_q, tokens, heads * d)
 
     kv = _empty((case.s_kv, d), ml_dtypes.bfloat16, case.strided, np.nan)
 
@@ -63,7 +57,7 @@ def sparse_prefill_inputs(case: SparsePrefillCase) -> SparsePrefillInputs:
         else:
             kv[start:end] = _values(case, Stream.KV, start, end, d)
 
-    _in_blocks(fill_kv, case.s_kv, d)
+    in_blocks(fill_kv, case.s_kv, d)
     if case.poison:
         named = np.zeros(case.s_kv, bool)
         named[indices[(indices >= 0) & (indices < case.s_kv)]] = True
@@ -118,17 +112,3 @@ def _empty(shape: tuple[int, ...], dtype: type, strided: bool, padding: float) -
         return np.empty(shape, dtype)
     buffer = np.full((*shape[:-1], shape[-1] + _PADDING), padding, dtype)
     return buffer[..., : shape[-1]]
-
-
-def _in_blocks(fill: Callable[[int, int], None], rows: int, width: int) -> None:
-    """Calls fill(start, end) over all rows in blocks of bounded memory, several at a time where
-    there are many.
-    """
-    step = max(1, BLOCK_WORDS // max(width, 1))
-    starts = range(0, rows, step)
-    if len(starts) <= 1:
-        if rows:
-            fill(0, rows)
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda start: fill(start, min(start + step, rows)), starts))

@@ -31,6 +31,10 @@ class Stream(enum.IntEnum):
     EMPTY = 8
     OFFSET = 9
     GROUP = 10
+    DECODE_Q = 11
+    DECODE_KV = 12
+    PAGES = 13
+    STALE = 14
 
 
 def raw(seed: int, stream: Stream, start: int, shape: tuple[int, ...]) -> np.ndarray:
