@@ -41,12 +41,14 @@ class DecodeOracleResult:
     """What decode is in float64, and how large rounding P alone can make an error.
 
     out [R, H, 512]; lse [R, H] in natural-log units; p2 [R, H] is sqrt(sum_k p_k^2 |V_k|^2) with p
-    the weights that multiply V.
+    the weights that multiply V; max_logits [R, H] is the largest scaled score, natural units, -inf
+    without a key, whatever a variant does to the outputs. None where ranks were merged.
     """
 
     out: Float64[Tensor, "R H Dv"]
     lse: Float64[Tensor, "R H"]
     p2: Float64[Tensor, "R H"]
+    max_logits: Float64[Tensor, "R H"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +121,16 @@ def dcp_decode_oracle(
     chosen = computed.tolist()
     out = inputs.q.new_zeros(len(chosen), inputs.heads, VALUE_WIDTH, dtype=torch.float64)
     lse = out.new_full(out.shape[:2], -math.inf)
-    p2 = torch.zeros_like(lse)
+    p2, max_logits = torch.zeros_like(lse), lse.clone()
     for row in rows_with_keys(inputs, chosen, request, counts, torch.float64):
-        out[row.at], lse[row.at], p2[row.at] = _attend(inputs, row.q, row.keys, variant)
+        out[row.at], lse[row.at], p2[row.at], max_logits[row.at] = _attend(
+            inputs, row.q, row.keys, variant
+        )
 
     padding = given.rows.padding
     empty = [[counts[t] == 0 and not padding[t]] for t in chosen]
     empty = torch.tensor(empty, dtype=torch.bool, device=out.device).reshape(-1, 1)
-    results = variant.change_outputs(given, empty, out, lse, p2)
+    results = (*variant.change_outputs(given, empty, out, lse, p2), max_logits)
     if variant.moves_rows:
         results = tuple(result[wanted] for result in results)
     return DecodeOracleResult(*results)
@@ -134,8 +138,8 @@ def dcp_decode_oracle(
 
 def _attend(
     inputs: DecodeInputs, q: Tensor, keys: Tensor, variant: DecodeVariant
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The formula for one row: out [H, Dv], lse [H] and p2 [H] over its keys [n, D]."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The formula for one row over its keys [n, D]: out [H, Dv], and lse, p2 and m [H]."""
     values = variant.values(keys) * inputs.value_scale  # n Dv
     z = (q @ keys.mT) * inputs.score_scale  # H n
     m = max_without_nan(z)  # H
@@ -148,6 +152,7 @@ def _attend(
         (p @ values) / L[:, None],
         reference + torch.log(L),
         torch.sqrt(p.square() @ norms.square()) / L,
+        m,
     )
 
 

@@ -79,6 +79,16 @@ def test_p2_is_the_size_of_rounding_each_p():
     assert result.p2.item() == pytest.approx(want, rel=1e-13)
 
 
+def test_max_logits_is_the_largest_scaled_score_of_a_row():
+    problem = random_problem([5, 0], [2, 1], heads=2)
+    result = dcp_decode_oracle(**problem.shard())
+    keys = problem.keys[0].double()
+    for token, seen in ((0, 4), (1, 5)):
+        z = problem.q[token].double() @ keys[:seen].mT * problem.sm_scale
+        torch.testing.assert_close(result.max_logits[token], z.amax(-1), rtol=0, atol=1e-15)
+    assert (result.max_logits[2] == -math.inf).all()
+
+
 def test_random_batches_over_any_ranks_equal_one_rank():
     r = torch.Generator().manual_seed(51489)
 
