@@ -10,7 +10,13 @@ from typing import Any
 from compare.cases.case import Case, CaseError, parse_case_of
 from compare.cases.dcp_decode import DcpDecodeCase
 from compare.cases.decode_plan import DecodePlanCase
-from compare.cases.inputs import Inputs
+from compare.cases.inputs import (
+    DcpDecodeInputs,
+    DecodePlanInputs,
+    Inputs,
+    PrefillPlanInputs,
+    SparsePrefillInputs,
+)
 from compare.cases.make_decode import dcp_decode_inputs
 from compare.cases.make_plan import decode_plan_inputs, prefill_plan_inputs
 from compare.cases.make_prefill import sparse_prefill_inputs
@@ -20,10 +26,12 @@ from compare.cases.sparse_prefill import SparsePrefillCase
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Suite:
-    """One suite. make_inputs: Case -> Inputs, always the same bytes on every machine."""
+    """One suite. inputs_type: what its implementations are given. make_inputs: Case -> Inputs,
+    always the same bytes on every machine."""
 
     name: str
     case_type: type[Case]
+    inputs_type: type
     make_inputs: Callable[[Any], Inputs]
 
 
@@ -31,11 +39,29 @@ SUITES = {
     suite.name: suite
     for suite in (
         Suite(
-            name="sparse-prefill", case_type=SparsePrefillCase, make_inputs=sparse_prefill_inputs
+            name="sparse-prefill",
+            case_type=SparsePrefillCase,
+            inputs_type=SparsePrefillInputs,
+            make_inputs=sparse_prefill_inputs,
         ),
-        Suite(name="prefill-plan", case_type=PrefillPlanCase, make_inputs=prefill_plan_inputs),
-        Suite(name="dcp-decode", case_type=DcpDecodeCase, make_inputs=dcp_decode_inputs),
-        Suite(name="decode-plan", case_type=DecodePlanCase, make_inputs=decode_plan_inputs),
+        Suite(
+            name="prefill-plan",
+            case_type=PrefillPlanCase,
+            inputs_type=PrefillPlanInputs,
+            make_inputs=prefill_plan_inputs,
+        ),
+        Suite(
+            name="dcp-decode",
+            case_type=DcpDecodeCase,
+            inputs_type=DcpDecodeInputs,
+            make_inputs=dcp_decode_inputs,
+        ),
+        Suite(
+            name="decode-plan",
+            case_type=DecodePlanCase,
+            inputs_type=DecodePlanInputs,
+            make_inputs=decode_plan_inputs,
+        ),
     )
 }
 
@@ -54,3 +80,8 @@ def parse_case(line: str) -> Case:
 def make_inputs(case: Case) -> Inputs:
     """The inputs of a case."""
     return SUITES[case.suite].make_inputs(case)
+
+
+def suite_of(inputs: Inputs) -> str:
+    """The name of the suite whose inputs these are."""
+    return next(s.name for s in SUITES.values() if isinstance(inputs, s.inputs_type))

@@ -5,19 +5,35 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from compare.cases.case import Case
-from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
+from compare.cases.inputs import DcpDecodeInputs, DecodePlanInputs, Inputs, SparsePrefillInputs
 from compare.judging.verdict import Status, Verdict
 from compare.report.report import Report, Row
+from compare.run.answers import (
+    dcp_decode_result,
+    decode_plan_result,
+    plan_result,
+    sparse_prefill_result,
+)
 from compare.run.convert import to_numpy
-from compare.run.result import PlanResult, Result, SparsePrefillResult
-from compare.run.user import UserImplementation, plan_result, sparse_prefill_result
+from compare.run.result import Result
+from compare.run.user import UserImplementation
 from compare.suites import SUITES, make_inputs, parse_case
 
-_ARRAYS = ("q", "kv", "indices", "attn_sink", "topk_length")
-_INPUTS = {"sparse-prefill": SparsePrefillInputs, "prefill-plan": PrefillPlanInputs}
+_ARRAYS = {
+    "sparse-prefill": ("q", "kv", "indices", "attn_sink", "topk_length"),
+    "dcp-decode": (
+        "q",
+        "kv_cache",
+        "block_table",
+        "seq_lens",
+        "query_start_loc",
+        "total_lens",
+    ),
+}
 
 
 def check(
@@ -36,11 +52,11 @@ def check(
     target: MODULE:FUNCTION, FILE.py:FUNCTION or a name of the registry, run as there (a user's
     function in a process of its own); or a callable, run in this process. `compare.candidate` says
     what a function is given and gives back.
-    suite: sparse-prefill or prefill-plan. reference: a name of the registry; "oracle" for the
-    float64 oracle alone; None: a live CUDA kernel where there is one, else the recorded results.
-    cases: case lines or cases; None: the suite's default cases. profile: calibrated, flashmla or
-    both. device: cpu, cuda or cuda:N. timeout: seconds for one call. repeat: runs of each case,
-    whose bits must agree.
+    suite: sparse-prefill, prefill-plan, dcp-decode or decode-plan. reference: a name of the
+    registry; "oracle" for the float64 oracle alone; None: a live CUDA kernel where there is one,
+    else the recorded results. cases: case lines or cases; None: the suite's default cases.
+    profile: calibrated, flashmla or both. device: cpu, cuda or cuda:N. timeout: seconds for one
+    call. repeat: runs of each case, whose bits must agree.
 
     ValueError for a suite or a case that doesn't exist, UnknownImplementation (a LookupError) for a
     target or reference that doesn't.
@@ -76,9 +92,13 @@ def judge(
     inputs: a mapping of the suite's arguments (or a case, or its line). sparse-prefill: q [T, H, D]
     bfloat16, kv [S, D] or [S, 1, D] bfloat16, indices [T, K] or [T, 1, K] int32, sm_scale, and
     where there are such attn_sink [H] float32 and topk_length [T] int32; torch, jax or NumPy.
-    prefill-plan: the planner's arguments. result: (out, max_logits, lse), or a mapping or an object
-    with these names; of a planner its chunks. reference: a result that is believed, or the name
-    of an implementation to be run on these inputs; None: the oracle alone.
+    dcp-decode: q [T, H, 576], kv_cache [pages, P, 576], block_table [B, max_pages], seq_lens [B],
+    query_start_loc [B + 1], total_lens [B] (int32 all four), sm_scale, and where they aren't the
+    defaults max_query_len (the longest query), dcp_rank 0, dcp_world 1, interleave 1, causal True,
+    kv_scale None. prefill-plan, decode-plan: the planner's arguments. result: (out, max_logits,
+    lse), of decode (out, lse), or a mapping or an object with these names; of a planner its chunks,
+    or its rows. reference: a result that is believed, or the name of an implementation to be run
+    on these inputs; None: the oracle alone.
     profile: calibrated, flashmla or both. device: where torch computes the oracle; None: cuda where
     there is one.
 
@@ -89,13 +109,13 @@ def judge(
 
     _known(suite, SUITES, "suite")
     given = as_inputs(suite, inputs)
-    answer = _result(suite, result, "result")
+    answer = _result(given, result, "result")
     if isinstance(reference, str):
         from compare.run import registry
 
         reference = registry.find(reference, device).run(given)
     elif reference is not None:
-        reference = _result(suite, reference, "reference")
+        reference = _result(given, reference, "reference")
     module: Any = JUDGES[suite]
     make = getattr(module, "Evidence", None)
     evidence = None if make is None else make(given, torch_device(device))
@@ -130,10 +150,10 @@ def assert_agrees(
 
 def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> Inputs:
     """A suite's inputs from whatever describes them: see `judge`."""
-    kind = _INPUTS[_known(suite, SUITES, "suite")]
-    if isinstance(inputs, (SparsePrefillInputs, PrefillPlanInputs)):
+    kind = SUITES[_known(suite, SUITES, "suite")].inputs_type
+    if isinstance(inputs, tuple(known.inputs_type for known in SUITES.values())):
         if isinstance(inputs, kind):
-            return inputs
+            return inputs  # type: ignore[return-value]
         raise TypeError(f"inputs is a {type(inputs).__name__}; {suite} takes a {kind.__name__}")
     if isinstance(inputs, (str, Case)):
         made = make_inputs(_case(inputs))
@@ -145,24 +165,35 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
             f"inputs is a {type(inputs).__name__}; accepted: a mapping of {suite}'s arguments, a "
             "case or its line"
         )
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    del fields["case"]
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in ("case", "shards")}
     for name in inputs:
         _known(name, fields, f"argument of {suite}")
+    given = dict(inputs)
+    if kind is DcpDecodeInputs and given.get("max_query_len") is None:
+        given["max_query_len"] = _longest(given.get("query_start_loc"))
     for name, field in fields.items():
-        if field.default is dataclasses.MISSING and inputs.get(name) is None:
+        if field.default is dataclasses.MISSING and given.get(name) is None:
             raise ValueError(f"inputs: {name} is missing; {suite} needs it")
-    if kind is PrefillPlanInputs:
-        return PrefillPlanInputs(**{k: _plain(v) for k, v in inputs.items()})
+    if suite not in _ARRAYS:
+        return kind(**{k: _plain(v) for k, v in given.items()})
     values: dict[str, Any] = {
-        name: to_numpy(value, name) if name in _ARRAYS and value is not None else value
-        for name, value in inputs.items()
+        name: to_numpy(value, name) if name in _ARRAYS[suite] and value is not None else value
+        for name, value in given.items()
     }
-    for name in ("kv", "indices"):
-        if values[name].ndim == 3 and values[name].shape[1] == 1:
-            values[name] = values[name][:, 0]
+    if kind is SparsePrefillInputs:
+        for name in ("kv", "indices"):
+            if values[name].ndim == 3 and values[name].shape[1] == 1:
+                values[name] = values[name][:, 0]
     values["sm_scale"] = float(values["sm_scale"])
-    return SparsePrefillInputs(**values)
+    return kind(**values)
+
+
+def _longest(query_start_loc: Any) -> int | None:
+    """The longest query of a batch, at least 1; None without one."""
+    if query_start_loc is None:
+        return None
+    starts = _plain(query_start_loc)
+    return max((1, *(end - start for start, end in pairwise(starts))))
 
 
 def _plain(value: Any) -> Any:
@@ -172,11 +203,18 @@ def _plain(value: Any) -> Any:
     return tuple(int(item) for item in value)
 
 
-def _result(suite: str, result: Any, name: str) -> Result:
-    if isinstance(result, (SparsePrefillResult, PlanResult)):
+def _result(inputs: Inputs, result: Any, name: str) -> Result:
+    if isinstance(result, Result):
         return result
-    made = plan_result if suite == "prefill-plan" else sparse_prefill_result
-    return made(result, name)
+    match inputs:
+        case SparsePrefillInputs():
+            return sparse_prefill_result(result, name)
+        case DcpDecodeInputs():
+            return dcp_decode_result(result, name)
+        case DecodePlanInputs():
+            return decode_plan_result(result, name, inputs)
+        case _:
+            return plan_result(result, name)
 
 
 def _case(case: str | Case) -> Case:

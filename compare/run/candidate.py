@@ -13,7 +13,7 @@ _ATTRIBUTE = "__mla_crosscheck__"
 _WORDS = {
     "framework": ("torch", "jax", "numpy"),
     "lse": ("natural", "base2"),
-    "empty_lse": ("+inf", "-inf"),
+    "empty_lse": (None, "+inf", "-inf"),
 }
 
 
@@ -24,7 +24,7 @@ class CandidateOptions:
     framework: str = "torch"
     device: str | None = None
     lse: str = "natural"
-    empty_lse: str = "+inf"
+    empty_lse: str | None = None
     supports: Callable[[Case], str | None] | None = None
     name: str | None = None
 
@@ -45,7 +45,7 @@ def candidate[F: Callable[..., Any]](
     framework: str = "torch",
     device: str | None = None,
     lse: str = "natural",
-    empty_lse: str = "+inf",
+    empty_lse: str | None = None,
     supports: Callable[[Case], str | None] | None = None,
     name: str | None = None,
 ) -> Callable[[F], F]: ...
@@ -57,6 +57,14 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
     d_v int, attn_sink [H] float32 or None, topk_length [T] int32 or None, and gives back
     (out [T, H, 512] bfloat16, max_logits [T, H] float32 or None, lse [T, H] float32) as a tuple, a
     mapping, or an object with these attributes.
+    dcp-decode: q [T, H, 576] bfloat16, kv_cache [pages, P, 576] bfloat16 or float8_e4m3fn,
+    block_table [B, max_pages], seq_lens [B] (of this rank), query_start_loc [B + 1], total_lens [B]
+    (of all ranks), all int32, sm_scale float, dcp_rank, dcp_world and interleave int, causal bool,
+    kv_scale float or None, and gives back (out [T, H, 512] bfloat16, lse [T, H] float32) of this
+    rank's keys; a case of all ranks calls it once for each and merges.
+    decode-plan: query_start_loc and total_lens (tuples of int), max_query_len, causal, num_rows,
+    and dcp_rank, dcp_world and interleave if it names them; it gives back (ragged, request, bound,
+    padding) and, if it counts them itself, local_counts.
     prefill-plan: seq_lens and query_lens (tuples of int), compress_ratio, window, max_model_len,
     max_num_batched_tokens, chunk_size, has_compressed, and gives back a sequence of chunks: objects
     with start, end, compressed_rows, workspace_rows, query_start and query_end, or tuples of these.
@@ -67,8 +75,9 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
       device: where they lie, as torch or jax name it ("cpu", "cuda:1", "gpu"); by default a GPU
         where there is one. NumPy arrays have none.
       lse: "natural" (default), or "base2": lse is multiplied by ln 2 before it is judged.
-      empty_lse: the lse of a row without a valid key: "+inf" (default, FlashMLA's), or "-inf",
-        which is turned into +inf before it is judged.
+      empty_lse: the lse of a row without a valid key, "+inf" or "-inf"; by default what the suite
+        has: +inf in sparse-prefill (FlashMLA's), -inf in dcp-decode. The other one is turned into
+        that before it is judged.
       supports: case -> None, or a sentence why it can't serve the case (UNSUPPORTED). A
         NotImplementedError that the function raises says the same.
       name: what reports call it; by default the words on the command line.

@@ -35,12 +35,11 @@ def jax_device(device: str | None) -> Any:
     return devices[int(number or 0)]
 
 
-class JaxSparsePrefill(SparsePrefill):
-    """jax_impl.sparse_prefill on one backend."""
+class JaxBackend:
+    """What runs on one of jax_impl's backends, which both of its operations share."""
 
-    def __init__(self, backend: str, device: str | None = None) -> None:
-        # The interpreter is a CPU program wherever it runs.
-        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
+    name: str
+    device: str | None
 
     def unavailable(self) -> str | None:
         import_jax()
@@ -50,6 +49,19 @@ class JaxSparsePrefill(SparsePrefill):
             return unsupported_reason(self.name, jax_device(self.device))
         except (RuntimeError, IndexError) as error:
             return f"jax has no device {self.device!r} here ({error})"
+
+    def compilation(self) -> contextlib.AbstractContextManager[None]:
+        """The interpreter's programs run once, for a fraction of the time that XLA would spend on
+        making them quick."""
+        return _unoptimised() if self.name == INTERPRETER else contextlib.nullcontext()
+
+
+class JaxSparsePrefill(JaxBackend, SparsePrefill):
+    """jax_impl.sparse_prefill on one backend."""
+
+    def __init__(self, backend: str, device: str | None = None) -> None:
+        # The interpreter is a CPU program wherever it runs.
+        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
 
     def warm_up(self) -> None:
         import_jax()
@@ -73,7 +85,7 @@ class JaxSparsePrefill(SparsePrefill):
         from jax_impl import sparse_prefill
 
         attend: Any = sparse_prefill  # NumPy arrays are as welcome as jax's
-        with jax.default_device(jax_device(self.device)), self._compilation():
+        with jax.default_device(jax_device(self.device)), self.compilation():
             out, max_logits, lse = attend(
                 inputs.q,
                 inputs.kv,
@@ -87,11 +99,6 @@ class JaxSparsePrefill(SparsePrefill):
             return SparsePrefillResult(
                 out=np.asarray(out), max_logits=np.asarray(max_logits), lse=np.asarray(lse)
             )
-
-    def _compilation(self) -> contextlib.AbstractContextManager[None]:
-        """The interpreter's programs run once, for a fraction of the time that XLA would spend on
-        making them quick."""
-        return _unoptimised() if self.name == INTERPRETER else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

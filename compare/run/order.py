@@ -9,7 +9,9 @@ import collections
 from collections.abc import Callable, Sequence
 
 from compare.cases.case import Case
+from compare.cases.dcp_decode import KEY_WIDTH, VALUE_WIDTH, DcpDecodeCase
 from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.run import jax_decode
 from compare.run.jax_implementations import HEADS, KEYS
 from compare.run.session import Task
 
@@ -20,10 +22,16 @@ _COMPILED, _KNOWN = 80, 10
 """What the interpreter spends on a case besides its blocks, in blocks: of a new shape and of one
 that it has compiled (measured: 2 s, 0.3 s and 0.02 to 0.04 s a block)."""
 
+_Interpreted = SparsePrefillCase | DcpDecodeCase
+
 
 def shape(case: Case) -> tuple[object, ...]:
     """What a kernel is compiled for: jax_impl.sparse_prefill pads heads and widths outside of the
-    program, to which a sink and lengths always belong."""
+    program, to which a sink and lengths always belong; a plan of decode has the size of its batch.
+    """
+    if isinstance(case, DcpDecodeCase):
+        group = (case.world, case.rank, case.interleave)
+        return (case.suite, case.lens, case.q, case.h, case.page, case.kv, case.causal, *group)
     if not isinstance(case, SparsePrefillCase):
         return (case.suite,)
     tokens = tuple(sorted(set(case.q_lens) - {0})) or case.tokens  # each chunk is a call
@@ -47,15 +55,23 @@ def longest_first(groups: Sequence[list[Task]]) -> list[list[Task]]:
 def _cost(group: Sequence[Task]) -> int:
     """Tensors are made, moved and judged element by element; the oracle's arithmetic, which has a
     limit, takes less than that."""
-    cases = [task.case for task in group if isinstance(task.case, SparsePrefillCase)]
-    return _SHAPE_ELEMENTS + sum(case.tokens * case.h * (case.d + 512) for case in cases)
+    return _SHAPE_ELEMENTS + sum(_elements(task.case) for task in group)
+
+
+def _elements(case: Case) -> int:
+    if isinstance(case, SparsePrefillCase):
+        return case.tokens * case.h * (case.d + 512)
+    if isinstance(case, DcpDecodeCase):
+        rows = case.tokens * case.h * (KEY_WIDTH + VALUE_WIDTH)
+        return len(case.ranks) * (rows + sum(case.lens) * KEY_WIDTH)
+    return 0
 
 
 def variety_first(tasks: Sequence[Task], interpreted: Callable[[Case], bool]) -> list[Task]:
     """The order that lets a limited time of the interpreter cover most: what it runs first, and of
     that always the case that shows most of what was seldom shown, for its time. `interpreted`: does
     it run this case? The others follow in their own order."""
-    left = [t for t in tasks if isinstance(t.case, SparsePrefillCase) and interpreted(t.case)]
+    left = [t for t in tasks if isinstance(t.case, _Interpreted) and interpreted(t.case)]
     others = [task for task in tasks if task not in left]
     shown: collections.Counter[tuple[str, object]] = collections.Counter()
     compiled: set[tuple[object, ...]] = set()
@@ -63,25 +79,48 @@ def variety_first(tasks: Sequence[Task], interpreted: Callable[[Case], bool]) ->
 
     def worth(task: Task) -> float:
         case = task.case
-        assert isinstance(case, SparsePrefillCase)
+        assert isinstance(case, _Interpreted)
         new = sum(1 / (1 + shown[feature]) for feature in _features(case))
-        calls = len(set(case.q_lens) - {0}) or 1
+        calls, blocks = _work(case)
         fixed = _KNOWN if shape(case) in compiled else _COMPILED * calls
-        return new / (fixed + case.blocks(KEYS, HEADS))
+        return new / (fixed + blocks)
 
     while left:
         best = max(left, key=worth)  # the first of equals
         left.remove(best)
         ordered.append(best)
-        assert isinstance(best.case, SparsePrefillCase)
+        assert isinstance(best.case, _Interpreted)
         shown.update(_features(best.case))
         compiled.add(shape(best.case))
     return ordered + others
 
 
-def _features(case: SparsePrefillCase) -> list[tuple[str, object]]:
+def _work(case: SparsePrefillCase | DcpDecodeCase) -> tuple[int, int]:
+    """Programs and blocks of a case."""
+    if isinstance(case, DcpDecodeCase):
+        return len(case.ranks), case.blocks(jax_decode.KEYS, jax_decode.ROWS)
+    return len(set(case.q_lens) - {0}) or 1, case.blocks(KEYS, HEADS)
+
+
+def _features(case: SparsePrefillCase | DcpDecodeCase) -> list[tuple[str, object]]:
     """What a case has that another may not have."""
+    if isinstance(case, DcpDecodeCase):
+        return [
+            ("suite", case.suite),
+            ("heads", case.h),
+            ("page", case.page),
+            ("ragged", len(set(case.q)) > 1),
+            ("group", (case.world, case.rank == "all")),
+            ("interleave", case.interleave),
+            ("keys", case.kv),
+            ("decode data", case.data),
+            ("padding", case.pad_rows > 0),
+            ("stale", case.stale),
+            ("draft", not case.causal),
+            ("short", any(t < q for t, q in zip(case.lens, case.q, strict=True))),
+        ]
     return [
+        ("suite", case.suite),
         ("size", (case.h, case.d)),
         ("topk", case.topk),
         ("data", case.data),

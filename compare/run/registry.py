@@ -4,43 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from compare.run.implementations import Implementation, UnknownImplementation
+from compare.run.together import Together
 
 GOLDEN = "golden:"
 ORACLE = "oracle"
-_PREFILL = frozenset({"sparse-prefill"})
-_PLAN = frozenset({"prefill-plan"})
+_PREFILL, _PLAN = "sparse-prefill", "prefill-plan"
+_DECODE, _DECODE_PLAN = "dcp-decode", "decode-plan"
+
+
+Make = Callable[[str | None], Implementation]
+"""Builds an implementation for a device in this process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One implementation. what: for `list` and `doctor`, a few words. make: builds it for a device
-    in this process. isolated: it runs in a process of its own, since a fault in a GPU kernel would
-    take the judge's own context with it."""
+    """One name. what: for `list` and `doctor`, a few words. parts: by suite, how what serves it is
+    built. isolated: it runs in a process of its own, since a fault in a GPU kernel would take the
+    judge's own context with it."""
 
     name: str
-    suites: frozenset[str]
     what: str
-    make: Callable[[str | None], Implementation]
+    parts: Mapping[str, Make]
     isolated: bool = False
 
+    @property
+    def suites(self) -> frozenset[str]:
+        return frozenset(self.parts)
 
-def _jax(backend: str) -> Callable[[str | None], Implementation]:
-    def make(device: str | None) -> Implementation:
+    def make(self, device: str | None) -> Implementation:
+        """The implementation of all its suites."""
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values()))(device)
+        return Together(self.name, {suite: make(device) for suite, make in self.parts.items()})
+
+
+def _jax(backend: str) -> dict[str, Make]:
+    def prefill(device: str | None) -> Implementation:
         from compare.run.jax_implementations import JaxSparsePrefill
 
         return JaxSparsePrefill(backend, device)
 
-    return make
+    def decode(device: str | None) -> Implementation:
+        from compare.run.jax_decode import JaxDcpDecode
+
+        return JaxDcpDecode(backend, device)
+
+    return {_PREFILL: prefill, _DECODE: decode}
 
 
-def _torch(device: str | None) -> Implementation:
+def _torch_prefill(device: str | None) -> Implementation:
     from compare.run.torch_implementations import TorchSparsePrefill
 
     return TorchSparsePrefill("torch", device)
+
+
+def _torch_decode(device: str | None) -> Implementation:
+    from compare.run.torch_decode import TorchDcpDecode
+
+    return TorchDcpDecode("torch", device)
 
 
 def _flash_mla(device: str | None) -> Implementation:
@@ -49,19 +74,51 @@ def _flash_mla(device: str | None) -> Implementation:
     return FlashMla("flash_mla", device)
 
 
+def _flash_mla_decode(device: str | None) -> Implementation:
+    from compare.run.cuda_decode import FlashMlaDecode
+
+    return FlashMlaDecode("flash_mla", device)
+
+
+def _flashinfer(backend: str) -> Make:
+    def make(device: str | None) -> Implementation:
+        from compare.run.cuda_decode import FlashInferDecode
+
+        return FlashInferDecode(backend, device)
+
+    return make
+
+
+def _flashinfer_cute_dsl(device: str | None) -> Implementation:
+    from compare.run.cuda_decode import FlashInferCuteDsl
+
+    return FlashInferCuteDsl("flashinfer-cute-dsl", device)
+
+
 def _jax_planner(device: str | None) -> Implementation:
     from compare.run.jax_implementations import jax_planner
 
     return jax_planner()
 
 
-def _torch_planner(name: str, rules: str) -> Callable[[str | None], Implementation]:
-    def make(device: str | None) -> Implementation:
+def _jax_decode_planner(device: str | None) -> Implementation:
+    from compare.run.jax_decode import jax_decode_planner
+
+    return jax_decode_planner()
+
+
+def _torch_planners(name: str, rules: str) -> dict[str, Make]:
+    def chunks(device: str | None) -> Implementation:
         from compare.run.torch_implementations import torch_planner
 
         return torch_planner(name, rules)
 
-    return make
+    def rows(device: str | None) -> Implementation:
+        from compare.run.torch_decode import torch_decode_planner
+
+        return torch_decode_planner(name, rules)
+
+    return {_PLAN: chunks, _DECODE_PLAN: rows}
 
 
 def _vllm(device: str | None) -> Implementation:
@@ -75,59 +132,59 @@ TABLE = {
     for entry in (
         Entry(
             name="torch",
-            suites=_PREFILL,
             what="eager PyTorch in the kernel's precision recipe; the judge's yardstick",
-            make=_torch,
+            parts={_PREFILL: _torch_prefill, _DECODE: _torch_decode},
         ),
-        Entry(
-            name="xla",
-            suites=_PREFILL,
-            what="plain jax.numpy, no Pallas",
-            make=_jax("xla"),
-        ),
-        Entry(
-            name="pallas",
-            suites=_PREFILL,
-            what="the Mosaic GPU kernel",
-            make=_jax("pallas"),
-            isolated=True,
-        ),
+        Entry(name="xla", what="plain jax.numpy, no Pallas", parts=_jax("xla")),
+        Entry(name="pallas", what="the Mosaic GPU kernels", parts=_jax("pallas"), isolated=True),
         Entry(
             name="pallas-interpret",
-            suites=_PREFILL,
-            what="the same kernel under Pallas' GPU interpreter, small cases",
-            make=_jax("pallas-interpret"),
+            what="the same kernels under Pallas' GPU interpreter, small cases",
+            parts=_jax("pallas-interpret"),
         ),
         Entry(
             name="flash_mla",
-            suites=_PREFILL,
             what="the FlashMLA build that is importable",
-            make=_flash_mla,
+            parts={_PREFILL: _flash_mla, _DECODE: _flash_mla_decode},
+            isolated=True,
+        ),
+        Entry(
+            name="flashinfer-fa3",
+            what="FlashInfer's paged MLA attention, backend fa3",
+            parts={_DECODE: _flashinfer("fa3")},
+            isolated=True,
+        ),
+        Entry(
+            name="flashinfer-fa2",
+            what="FlashInfer's paged MLA attention, backend fa2",
+            parts={_DECODE: _flashinfer("fa2")},
+            isolated=True,
+        ),
+        Entry(
+            name="flashinfer-cute-dsl",
+            what="FlashInfer's own DCP decode, for Blackwell",
+            parts={_DECODE: _flashinfer_cute_dsl},
             isolated=True,
         ),
         Entry(
             name="jax-planner",
-            suites=_PLAN,
-            what="chunk planner of jax_impl, the fixed rules",
-            make=_jax_planner,
+            what="planners of jax_impl, the fixed rules",
+            parts={_PLAN: _jax_planner, _DECODE_PLAN: _jax_decode_planner},
         ),
         Entry(
             name="torch-planner",
-            suites=_PLAN,
-            what="chunk planner of torch_ref, the fixed rules",
-            make=_torch_planner("torch-planner", "fixed"),
+            what="planners of torch_ref, the fixed rules",
+            parts=_torch_planners("torch-planner", "fixed"),
         ),
         Entry(
             name="vllm-0.33.0",
-            suites=_PLAN,
-            what="chunk planner of torch_ref, the rules that vLLM 0.33.0 ships",
-            make=_torch_planner("vllm-0.33.0", "vllm-0.33.0"),
+            what="planners of torch_ref, the rules that vLLM 0.33.0 ships",
+            parts=_torch_planners("vllm-0.33.0", "vllm-0.33.0"),
         ),
         Entry(
             name="vllm",
-            suites=_PLAN,
             what="chunk planner of the vLLM that is importable",
-            make=_vllm,
+            parts={_PLAN: _vllm},
         ),
     )
 }
@@ -174,12 +231,17 @@ def in_process(name: str, device: str | None = None) -> Implementation:
     raise UnknownImplementation(_nothing_called(name))
 
 
-def reason(name: str, device: str | None = None) -> str | None:
-    """Why the implementation of that name can't run on this machine at all; None if it can."""
+def reason(name: str, device: str | None = None, suite: str | None = None) -> str | None:
+    """Why the implementation of that name can't run on this machine at all; None if it can. With
+    `suite`, whether it can serve that one of its suites."""
     if name not in TABLE:
         return None if name in names() else _nothing_called(name)
+    entry = TABLE[name]
+    if suite is not None and suite not in entry.suites:
+        return f"{name} isn't for {suite}"
+    make = entry.make if suite is None else entry.parts[suite]
     try:
-        unavailable = getattr(TABLE[name].make(device), "unavailable", None)
+        unavailable = getattr(make(device), "unavailable", None)
         return None if unavailable is None else unavailable()
     except ImportError as error:
         return f"it needs a package that isn't installed here ({error})"
@@ -188,22 +250,36 @@ def reason(name: str, device: str | None = None) -> str | None:
 def here(suite: str, device: str | None = None) -> list[str]:
     """The candidates of a run that names none: all of this project's own that can run here. The
     interpreter is left out where the kernel itself runs."""
-    if suite == "prefill-plan":
+    if suite in (_PLAN, _DECODE_PLAN):
         return ["jax-planner", "torch-planner"]
-    if reason("pallas", device) is None:
+    if reason("pallas", device, suite) is None:
         return ["pallas", "xla"]
     return ["xla", "pallas-interpret"]
 
 
 def default_reference(suite: str, device: str | None = None) -> str | None:
     """The reference of a run that names none: the live CUDA kernel, else its recorded results. Of
-    plans: those recorded from vLLM 0.33.0, else an importable vLLM. None: the oracle alone."""
-    if suite == "prefill-plan":
-        order = (GOLDEN + "engine/vllm-0.33.0", "vllm")
-    else:
-        order = ("flash_mla", GOLDEN + "h200/flash_mla")
+    chunk plans: those recorded from vLLM 0.33.0, else an importable vLLM. None: the oracle alone;
+    plans of decode rows are judged by rules and an independent planner."""
     known = names()
-    return next((n for n in order if n in known and reason(n, device) is None), None)
+    for name in _REFERENCES[suite]:
+        if name in known and reason(name, device, suite if name in TABLE else None) is None:
+            return name
+    return None
+
+
+_REFERENCES = {
+    _PREFILL: ("flash_mla", GOLDEN + "h200/flash_mla"),
+    _PLAN: (GOLDEN + "engine/vllm-0.33.0", "vllm"),
+    _DECODE: (
+        "flash_mla",
+        "flashinfer-fa3",
+        "flashinfer-cute-dsl",
+        GOLDEN + "h200/flash_mla_decode",
+        GOLDEN + "h200/flashinfer_fa3",
+    ),
+    _DECODE_PLAN: (),
+}
 
 
 def describe(device: str | None = None) -> list[tuple[str, str, str | None]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from compare.cases.inputs import Inputs
 from compare.run.implementations import Implementation, warm_up
-from compare.run.result import PlanResult, Result, SparsePrefillResult
+from compare.run.result import DecodePlanResult, PlanResult, Result
 from compare.run.worker import Isolated
 
 _BLOCK_ROWS = 256
@@ -55,10 +55,11 @@ def timed(implementation: Implementation, inputs: Inputs) -> tuple[Result, float
 
 def difference(first: Result, other: Result) -> str | None:
     """None for the same bits, else how many elements of which tensor differ and where first."""
-    if isinstance(first, PlanResult) or isinstance(other, PlanResult):
+    plans = PlanResult | DecodePlanResult
+    if isinstance(first, plans) or isinstance(other, plans):
         return None if first == other else "another plan"
     said = []
-    for field in dataclasses.fields(SparsePrefillResult):
+    for field in dataclasses.fields(first):
         a, b = getattr(first, field.name), getattr(other, field.name)
         if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
             found = _array_difference(field.name, a, b)

@@ -31,8 +31,10 @@ def torch_arguments(inputs: SparsePrefillInputs, device: str) -> tuple[tuple[Any
     }
 
 
-class TorchSparsePrefill(SparsePrefill):
-    """torch_ref.sparse_prefill: the kernel's precision recipe, eagerly."""
+class TorchDevice:
+    """What runs wherever torch does."""
+
+    device: str | None
 
     def unavailable(self) -> str | None:
         import torch
@@ -40,6 +42,10 @@ class TorchSparsePrefill(SparsePrefill):
         if self.device and self.device.startswith("cuda") and not torch.cuda.is_available():
             return f"torch sees no CUDA GPU here, so there is no device {self.device!r}"
         return None
+
+
+class TorchSparsePrefill(TorchDevice, SparsePrefill):
+    """torch_ref.sparse_prefill: the kernel's precision recipe, eagerly."""
 
     def warm_up(self) -> None:
         import torch_ref

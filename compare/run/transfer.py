@@ -22,6 +22,11 @@ from compare.cases.inputs import Inputs
 from compare.run.convert import span
 from compare.run.result import Result
 
+_MOST_FILES = 200  # in one message; the system takes 253
+
+SHARDS = "shards"
+"""The field of an Inputs that holds others."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stored:
@@ -51,14 +56,10 @@ class _Announced:
 
 
 def pack(value: Inputs | Result) -> Packed:
-    """The dataclass with each of its arrays written to a file and replaced by a Stored."""
+    """The dataclass with each of its arrays, and of its shards', written to a file and replaced by
+    a Stored."""
     files: list[BinaryIO] = []
-    changed = {
-        field.name: _store(array, files)
-        for field in dataclasses.fields(value)
-        if isinstance(array := getattr(value, field.name), np.ndarray)
-    }
-    return Packed(value=dataclasses.replace(value, **changed), files=tuple(files))
+    return Packed(value=_stored(value, files), files=tuple(files))
 
 
 def send(connection: Connection, message: tuple[Any, ...]) -> None:
@@ -68,7 +69,8 @@ def send(connection: Connection, message: tuple[Any, ...]) -> None:
     files = [file for part in packed for file in part.files]
     if files:
         with _socket_of(connection) as channel:
-            socket.send_fds(channel, [b"\0"], [file.fileno() for file in files])
+            for batch in itertools.batched(files, _MOST_FILES):
+                socket.send_fds(channel, [b"\0"], [file.fileno() for file in batch])
     for file in files:
         file.close()
 
@@ -83,7 +85,9 @@ def receive(connection: Connection) -> Any:
     descriptors: list[int] = []
     if count:
         with _socket_of(connection) as channel:
-            descriptors = socket.recv_fds(channel, 1, count)[1]
+            for start in range(0, count, _MOST_FILES):
+                expected = min(_MOST_FILES, count - start)
+                descriptors += socket.recv_fds(channel, 1, expected)[1]
     try:
         if len(descriptors) != count:
             raise EOFError(f"{len(descriptors)} of {count} files came")
@@ -99,13 +103,29 @@ def _announced(packed: Packed) -> _Announced:
 
 
 def _unpacked(announced: _Announced, descriptors: Iterator[int]) -> Any:
-    value = announced.value
     own = list(itertools.islice(descriptors, announced.files))
-    changed = {
-        field.name: _fetch(stored, own)
-        for field in dataclasses.fields(value)
-        if isinstance(stored := getattr(value, field.name), Stored)
-    }
+    return _fetched(announced.value, own)
+
+
+def _stored(value: Any, files: list[BinaryIO]) -> Any:
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        if isinstance(held, np.ndarray):
+            changed[field.name] = _store(held, files)
+        elif field.name == SHARDS and held:
+            changed[field.name] = tuple(_stored(shard, files) for shard in held)
+    return dataclasses.replace(value, **changed)
+
+
+def _fetched(value: Any, descriptors: list[int]) -> Any:
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        held = getattr(value, field.name)
+        if isinstance(held, Stored):
+            changed[field.name] = _fetch(held, descriptors)
+        elif field.name == SHARDS and held:
+            changed[field.name] = tuple(_fetched(shard, descriptors) for shard in held)
     return dataclasses.replace(value, **changed)
 
 
@@ -158,6 +178,9 @@ def fingerprint(inputs: Inputs) -> str:
             rows = np.linspace(0, len(value) - 1, min(len(value), 64)).astype(int)
             digest.update(f"{field.name}:{value.dtype.name}{list(value.shape)}".encode())
             digest.update(np.ascontiguousarray(value[rows]).view(np.uint8))
+        elif field.name == SHARDS:
+            for shard in value or ():
+                digest.update(fingerprint(shard).encode())
         elif field.name != "case":
             digest.update(f"{field.name}={value!r}".encode())
     return digest.hexdigest()

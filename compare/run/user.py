@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,15 +16,35 @@ from typing import Any
 import numpy as np
 
 from compare.cases.case import Case
-from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
+from compare.cases.inputs import (
+    DcpDecodeInputs,
+    DecodePlanInputs,
+    Inputs,
+    PrefillPlanInputs,
+    SparsePrefillInputs,
+)
 from compare.run import convert
+from compare.run.answers import (
+    dcp_decode_result,
+    decode_plan_result,
+    plan_result,
+    sparse_prefill_result,
+)
 from compare.run.candidate import options_of
 from compare.run.chunks import run_chunks
 from compare.run.implementations import UnknownImplementation
-from compare.run.result import PlanChunk, PlanResult, Result, SparsePrefillResult
+from compare.run.result import DcpDecodeResult, Result, SparsePrefillResult
+from compare.run.shards import run_shards
 
 # A suite is served by what takes the argument that only this suite has.
-_TELLING = {"sparse-prefill": "indices", "prefill-plan": "query_lens"}
+_TELLING = {
+    "sparse-prefill": "indices",
+    "prefill-plan": "query_lens",
+    "dcp-decode": "block_table",
+    "decode-plan": "max_query_len",
+}
+_TENSOR_SUITES = frozenset({"sparse-prefill", "dcp-decode"})
+_EMPTY_LSE = {"sparse-prefill": "+inf", "dcp-decode": "-inf"}
 _PLAN_ARGUMENTS = (
     "seq_lens",
     "query_lens",
@@ -35,7 +55,22 @@ _PLAN_ARGUMENTS = (
     "chunk_size",
     "has_compressed",
 )
-_CHUNK = ("start", "end", "compressed_rows", "workspace_rows", "query_start", "query_end")
+_DECODE_PLAN_ARGUMENTS = (
+    "query_start_loc",
+    "total_lens",
+    "max_query_len",
+    "causal",
+    "num_rows",
+)
+_GROUP = ("dcp_rank", "dcp_world", "interleave")
+_DECODE_ARRAYS = (
+    "q",
+    "kv_cache",
+    "block_table",
+    "seq_lens",
+    "query_start_loc",
+    "total_lens",
+)
 
 
 def is_user_name(name: str) -> bool:
@@ -121,7 +156,7 @@ class UserImplementation:
 
     def warm_up(self) -> None:
         """Imports the framework whose arrays the function gets."""
-        if "sparse-prefill" in self.suites:
+        if self.suites & _TENSOR_SUITES:
             _sender(self.options.framework, self._device)
 
     def supports(self, case: Case) -> str | None:
@@ -136,11 +171,32 @@ class UserImplementation:
         if isinstance(inputs, PrefillPlanInputs):
             chunks = self.function(**{name: getattr(inputs, name) for name in _PLAN_ARGUMENTS})
             return plan_result(chunks, self.name)
+        if isinstance(inputs, DecodePlanInputs):
+            names = (*_DECODE_PLAN_ARGUMENTS, *(n for n in _GROUP if _takes(self.function, n)))
+            rows = self.function(**{name: getattr(inputs, name) for name in names})
+            return decode_plan_result(rows, self.name, inputs)
+        if isinstance(inputs, DcpDecodeInputs):
+            if inputs.shards is not None:
+                return run_shards(self._decode, inputs)
+            return self._decode(inputs)
         if inputs.chunks is not None:
-            return run_chunks(self._call, inputs)
-        return self._call(inputs)
+            return run_chunks(self._prefill, inputs)
+        return self._prefill(inputs)
 
-    def _call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+    def _decode(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
+        send = _sender(self.options.framework, self._device)
+        answer = self.function(
+            **{name: send(getattr(inputs, name)) for name in _DECODE_ARRAYS},
+            **{name: getattr(inputs, name) for name in _GROUP},
+            sm_scale=inputs.sm_scale,
+            causal=inputs.causal,
+            kv_scale=inputs.kv_scale,
+        )
+        result = dcp_decode_result(answer, self.name)
+        lse, notes = self._as_declared(result.lse, "dcp-decode")
+        return DcpDecodeResult(out=result.out, lse=lse, notes=notes)
+
+    def _prefill(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         send = _sender(self.options.framework, self._device)
         answer = self.function(
             q=send(inputs.q),
@@ -152,20 +208,23 @@ class UserImplementation:
             topk_length=None if inputs.topk_length is None else send(inputs.topk_length),
         )
         result = sparse_prefill_result(answer, self.name)
-        lse, notes = self._as_declared(result.lse)
+        lse, notes = self._as_declared(result.lse, "sparse-prefill")
         return SparsePrefillResult(
             out=result.out, max_logits=result.max_logits, lse=lse, notes=notes
         )
 
-    def _as_declared(self, lse: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-        notes = []
+    def _as_declared(self, lse: np.ndarray, suite: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        notes, ours = [], _EMPTY_LSE[suite]
         if self.options.lse == "base2":
             lse = (lse * np.asarray(math.log(2), lse.dtype)).astype(lse.dtype)
             notes.append("lse is declared base 2 and was multiplied by ln 2")
-        if self.options.empty_lse == "-inf":
-            # Both signs change places: +inf is as wrong in its convention as -inf is in ours.
+        if self.options.empty_lse not in (None, ours):
+            # Both signs change places: ours is as wrong in its convention as its own is in ours.
             lse = np.where(np.isinf(lse), -lse, lse).astype(lse.dtype)
-            notes.append("an empty row's lse is declared -inf and was turned into +inf")
+            notes.append(
+                f"an empty row's lse is declared {self.options.empty_lse} and was turned into "
+                f"{ours}"
+            )
         return lse, tuple(notes)
 
 
@@ -177,6 +236,16 @@ def _suites(function: Callable[..., Any]) -> frozenset[str]:
     except (TypeError, ValueError):
         return frozenset(_TELLING)
     return frozenset(s for s, n in _TELLING.items() if n in names) or frozenset(_TELLING)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function names an argument, or takes any."""
+    try:
+        arguments = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    kinds = {argument.kind for argument in arguments.values()}
+    return name in arguments or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _sender(framework: str, device: str | None) -> Callable[[np.ndarray], Any]:
@@ -193,49 +262,3 @@ def _sender(framework: str, device: str | None) -> Callable[[np.ndarray], Any]:
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return lambda array: convert.to_torch(array, where, copy=True)
-
-
-def sparse_prefill_result(answer: Any, name: str) -> SparsePrefillResult:
-    """(out, max_logits, lse), a mapping or an object with these names, as a result; TypeError for
-    anything else. Nothing is cast: shapes and dtypes are the judge's to look at."""
-    fields = ("out", "max_logits", "lse")
-    if isinstance(answer, SparsePrefillResult):
-        return answer
-    if isinstance(answer, Mapping):
-        found = {field: answer.get(field) for field in fields}
-    elif hasattr(answer, "out") and hasattr(answer, "lse"):
-        found = {field: getattr(answer, field, None) for field in fields}
-    elif isinstance(answer, (tuple, list)) and len(answer) == 3:
-        found = dict(zip(fields, answer, strict=True))
-    else:
-        size = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
-        raise TypeError(
-            f"{name} returned a {type(answer).__name__}{size}; accepted: (out, max_logits, lse) or "
-            "a mapping or an object with these names"
-        )
-    return SparsePrefillResult(
-        out=convert.to_numpy(found["out"], "out"),
-        lse=convert.to_numpy(found["lse"], "lse"),
-        max_logits=None
-        if found["max_logits"] is None
-        else convert.to_numpy(found["max_logits"], "max_logits"),
-    )
-
-
-def plan_result(chunks: Any, name: str) -> PlanResult:
-    """A sequence of chunks, as objects with the six attributes or tuples of them, as a plan."""
-    if isinstance(chunks, PlanResult):
-        return chunks
-    rows = []
-    for number, chunk in enumerate(chunks):
-        if all(hasattr(chunk, field) for field in _CHUNK):
-            words = [getattr(chunk, field) for field in _CHUNK]
-        elif isinstance(chunk, (tuple, list)) and len(chunk) == len(_CHUNK):
-            words = list(chunk)
-        else:
-            raise TypeError(
-                f"{name} returned a {type(chunk).__name__} as chunk {number}; accepted: an object "
-                f"with {', '.join(_CHUNK)}, or a tuple of these"
-            )
-        rows.append(PlanChunk(**{f: int(w) for f, w in zip(_CHUNK, words, strict=True)}))
-    return PlanResult(chunks=tuple(rows))

@@ -17,6 +17,7 @@ from compare.run.implementations import (
 )
 from compare.run.result import Result
 from compare.run.transfer import fingerprint, pack
+from compare.suites import SUITES
 
 LOAD_SECONDS = 600.0
 """How long imports, and what a module compiles while it is imported, may take."""
@@ -58,7 +59,7 @@ class Isolated:
         if self._local is not None:
             return self._local.suites
         if not self._load() or self._loaded is None:
-            return frozenset({"sparse-prefill", "prefill-plan"})
+            return frozenset(SUITES)
         return self._loaded[1]
 
     def supports(self, case: Case) -> str | None:

@@ -47,6 +47,9 @@ def test_gpu_kernels_run_in_a_process_of_their_own() -> None:
     assert {name for name in registry.TABLE if isinstance(registry.find(name), Isolated)} == {
         "pallas",
         "flash_mla",
+        "flashinfer-fa3",
+        "flashinfer-fa2",
+        "flashinfer-cute-dsl",
     }
 
 

@@ -1,0 +1,124 @@
+"""What a function of the user's own gives back, as a result: nothing is cast, shapes and dtypes are
+the judge's to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compare.cases.inputs import DecodePlanInputs
+from compare.cases.ownership import local_length
+from compare.run import convert
+from compare.run.result import (
+    DcpDecodeResult,
+    DecodePlanResult,
+    PlanChunk,
+    PlanResult,
+    SparsePrefillResult,
+)
+
+_CHUNK = ("start", "end", "compressed_rows", "workspace_rows", "query_start", "query_end")
+_ROWS = ("ragged", "request", "bound", "padding")
+
+
+def sparse_prefill_result(answer: Any, name: str) -> SparsePrefillResult:
+    """(out, max_logits, lse), a mapping or an object with these names, as a result; TypeError for
+    anything else."""
+    if isinstance(answer, SparsePrefillResult):
+        return answer
+    found = _named(answer, name, ("out", "max_logits", "lse"), ("out", "lse"))
+    return SparsePrefillResult(
+        out=convert.to_numpy(found["out"], "out"),
+        lse=convert.to_numpy(found["lse"], "lse"),
+        max_logits=None
+        if found["max_logits"] is None
+        else convert.to_numpy(found["max_logits"], "max_logits"),
+    )
+
+
+def dcp_decode_result(answer: Any, name: str) -> DcpDecodeResult:
+    """(out, lse), a mapping or an object with these names, as a result; TypeError for anything
+    else."""
+    if isinstance(answer, DcpDecodeResult):
+        return answer
+    found = _named(answer, name, ("out", "lse"), ("out", "lse"))
+    return DcpDecodeResult(
+        out=convert.to_numpy(found["out"], "out"), lse=convert.to_numpy(found["lse"], "lse")
+    )
+
+
+def plan_result(chunks: Any, name: str) -> PlanResult:
+    """A sequence of chunks, as objects with the six attributes or tuples of them, as a plan."""
+    if isinstance(chunks, PlanResult):
+        return chunks
+    rows = []
+    for number, chunk in enumerate(chunks):
+        if all(hasattr(chunk, field) for field in _CHUNK):
+            words = [getattr(chunk, field) for field in _CHUNK]
+        elif isinstance(chunk, (tuple, list)) and len(chunk) == len(_CHUNK):
+            words = list(chunk)
+        else:
+            raise TypeError(
+                f"{name} returned a {type(chunk).__name__} as chunk {number}; accepted: an object "
+                f"with {', '.join(_CHUNK)}, or a tuple of these"
+            )
+        rows.append(PlanChunk(**{f: int(w) for f, w in zip(_CHUNK, words, strict=True)}))
+    return PlanResult(chunks=tuple(rows))
+
+
+def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
+    """(ragged, request, bound, padding), a mapping or an object with these names, as a plan.
+
+    A plan that has local_counts too (as a fifth element, or by that name) is judged by them; of
+    another they follow from its bounds by the ownership rule, and a note says so. TypeError for
+    anything else.
+    """
+    if isinstance(answer, DecodePlanResult):
+        return answer
+    names = _ROWS
+    if isinstance(answer, (tuple, list)) and len(answer) == len(_ROWS) + 1:
+        names = (*_ROWS, "local_counts")
+    found = _named(answer, name, names, _ROWS)
+    counts = found.get("local_counts")
+    if counts is None and not isinstance(answer, (tuple, list, Mapping)):
+        counts = getattr(answer, "local_counts", None)
+    elif counts is None and isinstance(answer, Mapping):
+        counts = answer.get("local_counts")
+    bound, padding = _whole(found["bound"]), tuple(bool(p) for p in found["padding"])
+    notes = ()
+    if counts is None:
+        group = (inputs.dcp_rank, inputs.dcp_world, inputs.interleave)
+        counts = [
+            0 if padded else local_length(max(0, b), *group)
+            for b, padded in zip(bound, padding, strict=True)
+        ]
+        notes = ("local key counts follow from its bounds; the planner gave none",)
+    return DecodePlanResult(
+        ragged=bool(found["ragged"]),
+        request=_whole(found["request"]),
+        bound=bound,
+        local_counts=_whole(counts),
+        padding=padding,
+        notes=notes,
+    )
+
+
+def _named(
+    answer: Any, name: str, fields: tuple[str, ...], needed: tuple[str, ...]
+) -> dict[str, Any]:
+    """The fields of an answer; `needed` must be attributes of an object."""
+    if isinstance(answer, Mapping):
+        return {field: answer.get(field) for field in fields}
+    if all(hasattr(answer, field) for field in needed):
+        return {field: getattr(answer, field, None) for field in fields}
+    if isinstance(answer, (tuple, list)) and len(answer) == len(fields):
+        return dict(zip(fields, answer, strict=True))
+    size = f" of {len(answer)}" if isinstance(answer, (tuple, list)) else ""
+    raise TypeError(
+        f"{name} returned a {type(answer).__name__}{size}; accepted: ({', '.join(fields)}) or "
+        "a mapping or an object with these names"
+    )
+
+
+def _whole(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)

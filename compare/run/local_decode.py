@@ -1,0 +1,98 @@
+"""What the implementations of decode that run inside this process have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from compare.cases.case import Case
+from compare.cases.dcp_decode import DcpDecodeCase
+from compare.cases.inputs import DcpDecodeInputs, DecodePlanInputs, Inputs
+from compare.run.implementations import Unsupported
+from compare.run.result import DcpDecodeResult, DecodePlanResult
+from compare.run.shards import Merge, merge_by_torch, run_shards
+
+
+class DcpDecode:
+    """Base of DCP decode: a subclass says what stops it here and computes one rank's call."""
+
+    suites = frozenset({"dcp-decode"})
+    merge: Merge = staticmethod(merge_by_torch)
+
+    def __init__(self, name: str, device: str | None = None) -> None:
+        self.name = name
+        self.device = device
+
+    def unavailable(self) -> str | None:
+        """Why nothing can run here at all, in a sentence; None if something can."""
+        return None
+
+    def refuses(self, case: DcpDecodeCase) -> str | None:
+        """Why this case can't run although others can."""
+        return None
+
+    def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
+        """One rank's call; inputs.shards is None."""
+        raise NotImplementedError
+
+    def call_shard(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
+        """One rank's call whose result is to be merged: out may be float32."""
+        return self.call(inputs)
+
+    def supports(self, case: Case) -> str | None:
+        if not isinstance(case, DcpDecodeCase):
+            return f"{self.name} isn't for {case.suite}"
+        return self.unavailable() or self.refuses(case)
+
+    def run(self, inputs: Inputs) -> DcpDecodeResult:
+        if not isinstance(inputs, DcpDecodeInputs):
+            raise Unsupported(f"{self.name} is for dcp-decode")
+        if inputs.shards is not None:
+            return run_shards(self.call_shard, inputs, merge=self.merge)
+        return self.call(inputs)
+
+
+class DecodePlanner:
+    """A planner of decode rows. home: imports and gives decode_rows, local_seq_lens and
+    local_key_counts with the signatures of jax_impl.planning and torch_ref.planning.
+    """
+
+    suites = frozenset({"decode-plan"})
+
+    def __init__(self, name: str, home: Callable[[], tuple[Callable[..., Any], ...]]) -> None:
+        self.name = name
+        self._home = home
+
+    def unavailable(self) -> str | None:
+        """A planner runs anywhere."""
+        return None
+
+    def supports(self, case: Case) -> str | None:
+        if case.suite not in self.suites:
+            return f"{self.name} plans decode rows; it isn't for {case.suite}"
+        return None
+
+    def run(self, inputs: Inputs) -> DecodePlanResult:
+        if not isinstance(inputs, DecodePlanInputs):
+            raise Unsupported(f"{self.name} is for decode-plan")
+        decode_rows, local_seq_lens, local_key_counts = self._home()
+        group = {
+            "dcp_rank": inputs.dcp_rank,
+            "dcp_world": inputs.dcp_world,
+            "interleave": inputs.interleave,
+        }
+        rows = decode_rows(
+            inputs.query_start_loc,
+            inputs.total_lens,
+            max_query_len=inputs.max_query_len,
+            causal=inputs.causal,
+            num_rows=inputs.num_rows,
+        )
+        counts = local_key_counts(rows, local_seq_lens(inputs.total_lens, **group), **group)
+        return DecodePlanResult(
+            ragged=bool(rows.ragged),
+            request=tuple(int(request) for request in rows.request),
+            bound=tuple(int(bound) for bound in rows.bound),
+            local_counts=tuple(int(count) for count in counts),
+            padding=tuple(bool(padding) for padding in rows.padding),
+        )

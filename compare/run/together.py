@@ -1,0 +1,43 @@
+"""One name for the implementations of several suites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs
+from compare.run.implementations import Implementation, Unsupported, warm_up
+from compare.run.result import Result
+
+
+class Together:
+    """Answers each suite with the part that is for it. parts: by suite, at least one."""
+
+    def __init__(self, name: str, parts: Mapping[str, Implementation]) -> None:
+        self.name = name
+        self.parts = dict(parts)
+        self.suites = frozenset(parts)
+
+    def warm_up(self) -> None:
+        for part in self.parts.values():
+            warm_up(part)
+
+    def unavailable(self) -> str | None:
+        """Why none of the parts can run here; None if one can."""
+        reasons = [
+            ask() if (ask := getattr(part, "unavailable", None)) else None
+            for part in self.parts.values()
+        ]
+        return None if None in reasons else reasons[0]
+
+    def supports(self, case: Case) -> str | None:
+        part = self.parts.get(case.suite)
+        return f"{self.name} isn't for {case.suite}" if part is None else part.supports(case)
+
+    def run(self, inputs: Inputs) -> Result:
+        from compare.suites import suite_of
+
+        suite = suite_of(inputs)
+        if suite not in self.parts:
+            raise Unsupported(f"{self.name} is for {' and '.join(sorted(self.suites))}")
+        return self.parts[suite].run(inputs)
