@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from compare.commands.words import cases_of, catalogue_cases, command, device_of, one_of
+from compare.commands.words import (
+    WordsOff,
+    cases_of,
+    catalogue_cases,
+    command,
+    device_of,
+    one_of,
+)
 
 
 @command
@@ -18,9 +25,12 @@ def record(
         typer.Argument(metavar="CASE|SUITE", help="Without any: the suite sparse-prefill."),
     ] = None,
     kernel: Annotated[str, typer.Option(help="The implementation to record.")] = "flash_mla",
-    out: Annotated[Path, typer.Option(help="Folder DEVICE/KERNEL of the recorded results.")] = Path(
-        "goldens/h200/flash_mla"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder DEVICE/KERNEL of the recorded results; without it goldens/h200/KERNEL."
+        ),
+    ] = None,
     allow_dirty: Annotated[
         bool, typer.Option("--allow-dirty", help="Record from a tree with changes; it will say so.")
     ] = False,
@@ -32,8 +42,9 @@ def record(
 ) -> int:
     """Record what a kernel computes, for comparisons on machines that don't have it.
 
-    A result is kept only if the judge passes it, and only from a clean git tree. Exit status: 0 all
-    recorded, 1 some were refused, 2 the words are off, 3 the kernel isn't available.
+    A result is kept only if the judge passes it, and only from a clean git tree; a case that the
+    kernel doesn't serve is skipped. Exit status: 0 all others recorded, 1 some were refused, 2 the
+    words are off, 3 the kernel isn't available.
     """
     from compare.run import registry
     from compare.tools.golden import KernelNotHere, RecordingRefused
@@ -42,11 +53,12 @@ def record(
     if ":" not in kernel:  # MODULE:FUNCTION is looked up where it is loaded
         one_of("--kernel", kernel, list(registry.TABLE))
     cases = cases_of(words or ["sparse-prefill"], full=full, cases_of_suite=catalogue_cases)
+    folder = out or Path("goldens/h200") / _folder_name(kernel, {case.suite for case in cases})
     try:
         done = record_golden(
             kernel,
             cases,
-            out,
+            folder,
             progress=lambda line: print(line, file=sys.stderr, flush=True),
             allow_dirty=allow_dirty,
             device=None if device is None else device_of(device),
@@ -57,5 +69,19 @@ def record(
         done, status = refusal.recording, 3 if isinstance(refusal, KernelNotHere) else 1
     else:
         status = 0
-    typer.echo(f"{out}: {len(done.recorded)} recorded, {len(done.kept)} kept as they were")
+    skipped = f", {len(done.skipped)} skipped" if done.skipped else ""
+    typer.echo(
+        f"{folder}: {len(done.recorded)} recorded, {len(done.kept)} kept as they were{skipped}"
+    )
     return status
+
+
+def _folder_name(kernel: str, suites: set[str]) -> str:
+    """A kernel's own folder; decode has one of its own where the name serves prefill too."""
+    from compare.run import registry
+
+    if ":" in kernel:
+        raise WordsOff(f"--kernel {kernel}: --out says in which folder its results are kept")
+    name = kernel.replace("-", "_")
+    both = "sparse-prefill" in registry.TABLE[kernel].suites
+    return f"{name}_decode" if both and suites == {"dcp-decode"} else name

@@ -13,12 +13,25 @@ from pathlib import Path
 import numpy as np
 
 from compare.cases.case import Case
-from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
+from compare.cases.inputs import (
+    DcpDecodeInputs,
+    Inputs,
+    PrefillPlanInputs,
+    SparsePrefillInputs,
+)
 from compare.run.implementations import Unsupported
-from compare.run.result import PlanChunk, PlanResult, Result, SparsePrefillResult
+from compare.run.result import (
+    DcpDecodeResult,
+    PlanChunk,
+    PlanResult,
+    Result,
+    SparsePrefillResult,
+)
 from compare.tools.golden_format import (
+    ENTRIES,
     MANIFEST,
     DamagedGolden,
+    DecodeEntry,
     Manifest,
     PlanEntry,
     PrefillEntry,
@@ -40,8 +53,6 @@ __all__ = [
     "golden_cases",
     "record",
 ]
-
-_TENSORS = ("lse", "max_logits", "out", "out_rows")
 
 
 class UnknownGolden(LookupError):
@@ -77,7 +88,7 @@ class GoldenImplementation:
         try:
             return frozenset({self.manifest.suite})
         except DamagedGolden:
-            return frozenset({PrefillEntry.suite, PlanEntry.suite})
+            return frozenset(ENTRIES)
 
     def supports(self, case: Case) -> str | None:
         """None, or that there is no result of this case (None for a damaged manifest: run() says
@@ -100,11 +111,15 @@ class GoldenImplementation:
         if isinstance(entry, PlanEntry):
             assert isinstance(inputs, PrefillPlanInputs)
             return _plan(entry, inputs, self.manifest.source)
-        assert isinstance(inputs, SparsePrefillInputs)
+        assert isinstance(inputs, SparsePrefillInputs | DcpDecodeInputs)
         self._check_inputs(entry, inputs)
         return self._load(entry)
 
-    def _check_inputs(self, entry: PrefillEntry, inputs: SparsePrefillInputs) -> None:
+    def _check_inputs(
+        self,
+        entry: PrefillEntry | DecodeEntry,
+        inputs: SparsePrefillInputs | DcpDecodeInputs,
+    ) -> None:
         from compare.cases.streams import GENERATOR_VERSION
 
         if entry.generator_version != GENERATOR_VERSION:
@@ -120,28 +135,24 @@ class GoldenImplementation:
                 f"{entry.input_sha256[:12]} and these have {found[:12]}: it isn't the same case"
             )
 
-    def _load(self, entry: PrefillEntry) -> SparsePrefillResult:
+    def _load(self, entry: PrefillEntry | DecodeEntry) -> SparsePrefillResult | DcpDecodeResult:
         path = self.folder / entry.file
         try:
             tensors, _ = read_tensors(path)
         except ValueError as error:
             raise DamagedGolden(f"{path} is damaged: {error}") from error
         held, named = ", ".join(sorted(tensors)), ", ".join(sorted(entry.tensors))
-        if not held == named == ", ".join(_TENSORS):
+        expected_names = ", ".join(entry.names)
+        if not held == named == expected_names:
             raise DamagedGolden(
                 f"{path} is damaged: it holds the tensors {held}, its manifest names {named}; "
-                f"expected are {', '.join(_TENSORS)}"
+                f"expected are {expected_names}"
             )
         for name, expected in entry.tensors.items():
             _check_tensor(path, name, tensors[name], expected)
         made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
-        return SparsePrefillResult(
-            out=tensors["out"],
-            lse=tensors["lse"],
-            max_logits=tensors["max_logits"],
-            out_rows=tensors["out_rows"],
-            notes=(made, *entry.notes),
-        )
+        kind = DcpDecodeResult if isinstance(entry, DecodeEntry) else SparsePrefillResult
+        return kind(**tensors, notes=(made, *entry.notes))
 
 
 def available() -> list[str]:

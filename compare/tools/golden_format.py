@@ -6,8 +6,8 @@ stored, since a case makes the same bytes on every machine. Its entries stand on
 sealed: its `sha256` is over the entry's own content, so that a change by hand shows.
 
 A case of sparse prefill has the tensors max_logits and lse of every row (float32 [T, H]) and `out`
-(bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H + head). A case of prefill-plan has
-its rows (start, end, N, M) in the manifest.
+(bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H + head); one of dcp-decode has the
+same but max_logits. A case of prefill-plan has its rows (start, end, N, M) in the manifest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -48,15 +48,16 @@ class TensorRecord:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrefillEntry:
-    """One recorded case of sparse prefill.
+class TensorEntry:
+    """One recorded case with tensors; a subclass says of which suite, and which tensors.
 
     build: the kernel's distribution and version. rows: how many (token, head) rows `out` holds, of
     how many, and how many of those held are special. out_sha256: of the whole out, which isn't
     stored.
     """
 
-    suite: ClassVar[str] = "sparse-prefill"
+    suite: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
 
     case: str
     file: str
@@ -74,12 +75,28 @@ class PrefillEntry:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, words: dict[str, Any]) -> PrefillEntry:
+    def from_json(cls, words: dict[str, Any]) -> Self:
         tensors = {
             name: TensorRecord(**{**record, "shape": tuple(record["shape"])})
             for name, record in words.pop("tensors").items()
         }
         return cls(**{**words, "notes": tuple(words["notes"])}, tensors=tensors)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillEntry(TensorEntry):
+    """One recorded case of sparse prefill."""
+
+    suite: ClassVar[str] = "sparse-prefill"
+    names: ClassVar[tuple[str, ...]] = ("lse", "max_logits", "out", "out_rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeEntry(TensorEntry):
+    """One recorded case of DCP decode."""
+
+    suite: ClassVar[str] = "dcp-decode"
+    names: ClassVar[tuple[str, ...]] = ("lse", "out", "out_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,9 +116,9 @@ class PlanEntry:
         return cls(**{**words, "plan": plan})
 
 
-Entry = PrefillEntry | PlanEntry
-_ENTRIES: dict[str, type[PrefillEntry] | type[PlanEntry]] = {
-    entry.suite: entry for entry in (PrefillEntry, PlanEntry)
+Entry = PrefillEntry | DecodeEntry | PlanEntry
+ENTRIES: dict[str, type[PrefillEntry] | type[DecodeEntry] | type[PlanEntry]] = {
+    entry.suite: entry for entry in (PrefillEntry, DecodeEntry, PlanEntry)
 }
 
 
@@ -186,7 +203,7 @@ def _entry(path: Path, suite: str, words: dict[str, Any]) -> Entry:
             f"{path} is damaged: the entry of {words.get('case')} has SHA-256 {expected[:12]} "
             f"and its seal says {str(seal)[:12]}"
         )
-    return _ENTRIES[suite].from_json(words)
+    return ENTRIES[suite].from_json(words)
 
 
 def _sealed(words: dict[str, Any]) -> dict[str, Any]:

@@ -17,16 +17,18 @@ from typing import Any
 import numpy as np
 
 from compare.cases.case import Case
-from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.judging.verdict import Status
 from compare.run.implementations import Implementation, Unsupported
-from compare.run.result import SparsePrefillResult
+from compare.run.result import DcpDecodeResult, SparsePrefillResult
 from compare.tools.golden_format import (
     MANIFEST,
+    DecodeEntry,
     Entry,
     Manifest,
     PrefillEntry,
+    TensorEntry,
     TensorRecord,
     array_sha256,
     file_name,
@@ -38,8 +40,11 @@ from compare.tools.tensor_file import tensor_bytes, write_bytes
 
 REVISION_VARIABLE = "MLA_CROSSCHECK_REVISION"
 LARGEST_CASE = 1_000_000  # bytes
-LARGEST_FOLDER = 6_000_000
+LARGEST_FOLDER = {PrefillEntry.suite: 6_000_000, DecodeEntry.suite: 2_000_000}
 _ROOT = Path(__file__).parents[2]
+
+TensorInputs = SparsePrefillInputs | DcpDecodeInputs
+TensorResult = SparsePrefillResult | DcpDecodeResult
 
 
 class RecordingRefused(RuntimeError):
@@ -57,11 +62,13 @@ class KernelNotHere(RecordingRefused):
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What one call of record did, by case line; refused: with the reason."""
+    """What one call of record did, by case line; refused, and skipped since the kernel doesn't
+    serve them: with the reason."""
 
     recorded: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def record(
@@ -74,19 +81,21 @@ def record(
     device: str | None = None,
     force: bool = False,
 ) -> Recording:
-    """Records what an implementation of sparse prefill gives for each case, under goldens' format.
+    """Records what an implementation of sparse prefill or of DCP decode gives for each case, under
+    goldens' format.
 
     implementation: a name of the registry, or the implementation itself. out_dir: the folder
     DEVICE/KERNEL; its last two parts become the name. A case whose result is there already, from
-    the same build and inputs, is kept unless `force`. Each case is on disk, and in the manifest,
-    before the next one starts: an interrupted recording loses nothing and is taken up by the same
-    call. `progress` gets a line for each case.
+    the same build and inputs, is kept unless `force`; one that the implementation doesn't serve is
+    skipped. Each case is on disk, and in the manifest, before the next one starts: an interrupted
+    recording loses nothing and is taken up by the same call. `progress` gets a line for each case.
 
     Raises KernelNotHere where a named implementation can't run on this machine. Raises
     RecordingRefused before anything runs where the git tree is dirty (unless `allow_dirty`:
-    the revision then says so) or unknown (no git here and no MLA_CROSSCHECK_REVISION); and at the
-    end, when the other cases are recorded, for cases that the implementation couldn't run, whose
-    result fails the judge, or that would make the folder too large. Raises DamagedGolden for a
+    the revision then says so) or unknown (no git here and no MLA_CROSSCHECK_REVISION), or where the
+    cases are of several suites or not of the folder's; and at the end, when the other cases are
+    recorded, for cases that the implementation couldn't run, whose result fails the judge, or that
+    would make the folder too large, and where every case was skipped. Raises DamagedGolden for a
     manifest that can't be read.
     """
     from compare.suites import parse_case
@@ -96,9 +105,9 @@ def record(
     revision = code_revision(folder, allow_dirty=allow_dirty)
     kernel = _found(implementation, device)
     facts = _facts(kernel, revision)
-    manifest = _manifest(folder, facts)
     recording = Recording()
     todo = [parse_case(case) if isinstance(case, str) else case for case in cases]
+    manifest = _manifest(folder, facts, {case.suite for case in todo})
     for number, case in enumerate(todo, 1):
         line = str(case)
         try:
@@ -109,7 +118,12 @@ def record(
                 say(f"{number}/{len(todo)} kept {line}")
                 continue
             entry, content = _record_case(kernel, case, inputs, facts)
-            _check_size(folder, entry.file, len(content))
+            _check_size(folder, entry, len(content))
+        except _Skipped as reason:
+            skipped = {**recording.skipped, line: str(reason)}
+            recording = dataclasses.replace(recording, skipped=skipped)
+            say(f"{number}/{len(todo)} skipped {line}: {reason}")
+            continue
         except _Refused as refusal:
             refused = {**recording.refused, line: str(refusal)}
             recording = dataclasses.replace(recording, refused=refused)
@@ -124,6 +138,9 @@ def record(
     if recording.refused:
         listed = "".join(f"\n  {line}: {why}" for line, why in recording.refused.items())
         raise RecordingRefused(f"not recorded:{listed}", recording)
+    if recording.skipped and not (recording.recorded or recording.kept):
+        reasons = "; ".join(dict.fromkeys(recording.skipped.values()))
+        raise RecordingRefused(f"{kernel.name} serves none of the cases: {reasons}", recording)
     return recording
 
 
@@ -163,6 +180,10 @@ class _Refused(Exception):
     """One case isn't recorded, for this reason."""
 
 
+class _Skipped(Exception):
+    """The kernel doesn't serve the case, for this reason."""
+
+
 def _found(implementation: str | Implementation, device: str | None) -> Implementation:
     if not isinstance(implementation, str):
         return implementation
@@ -173,35 +194,35 @@ def _found(implementation: str | Implementation, device: str | None) -> Implemen
     return find(implementation, device)
 
 
-def _inputs(case: Case) -> SparsePrefillInputs:
+def _inputs(case: Case) -> TensorInputs:
     from compare.suites import make_inputs
 
     inputs = make_inputs(case)
-    if not isinstance(inputs, SparsePrefillInputs):
-        raise _Refused(f"{case.suite} isn't recorded from implementations; sparse-prefill is")
+    assert isinstance(inputs, TensorInputs)  # _manifest has looked at the suite
     return inputs
 
 
 def _record_case(
-    kernel: Implementation, case: Case, inputs: SparsePrefillInputs, facts: dict[str, Any]
-) -> tuple[PrefillEntry, bytes]:
+    kernel: Implementation, case: Case, inputs: TensorInputs, facts: dict[str, Any]
+) -> tuple[PrefillEntry | DecodeEntry, bytes]:
     """The entry and the file's content of one case."""
     from compare.cases.streams import GENERATOR_VERSION
 
-    assert isinstance(case, SparsePrefillCase)
     result = _run(kernel, case, inputs)
     _check_verdict(case, inputs, result)
     line = str(case)
     total = result.lse.size
-    rows, special = choose_rows(inputs, result.lse, case.seed)
+    rows, special = choose_rows(inputs, result.lse, getattr(case, "seed", 0))
     tensors = {
-        "max_logits": np.asarray(result.max_logits),
         "lse": np.asarray(result.lse),
-        "out": result.out.reshape(total, -1)[rows],
+        "out": result.out.reshape(total, 512)[rows],
         "out_rows": rows,
     }
+    if isinstance(result, SparsePrefillResult):
+        tensors = {"max_logits": np.asarray(result.max_logits), **tensors}
     content = tensor_bytes(tensors, {"case": line})
-    entry = PrefillEntry(
+    kind = PrefillEntry if isinstance(inputs, SparsePrefillInputs) else DecodeEntry
+    entry = kind(
         case=line,
         file=file_name(line),
         generator_version=GENERATOR_VERSION,
@@ -215,62 +236,72 @@ def _record_case(
     return entry, content
 
 
-def _run(kernel: Implementation, case: Case, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+def _run(kernel: Implementation, case: Case, inputs: TensorInputs) -> TensorResult:
     if reason := kernel.supports(case):
-        raise _Refused(reason)
+        raise _Skipped(reason)
     try:
         result = kernel.run(inputs)
     except Unsupported as reason:
-        raise _Refused(str(reason)) from reason
+        raise _Skipped(str(reason)) from reason
     except Exception as error:  # an implementation may fail in any way; the other cases go on
         raise _Refused(f"it raised {type(error).__name__}: {error}") from error
-    assert isinstance(result, SparsePrefillResult)
-    if result.max_logits is None or result.out_rows is not None:
+    assert isinstance(result, TensorResult)
+    if isinstance(result, SparsePrefillResult) and result.max_logits is None:
         raise _Refused("a recording needs max_logits and the whole of out")
+    if result.out_rows is not None:
+        raise _Refused("a recording needs the whole of out")
     return result
 
 
-def _check_verdict(
-    case: SparsePrefillCase, inputs: SparsePrefillInputs, result: SparsePrefillResult
-) -> None:
-    from compare.judging.sparse_prefill import judge
+def _check_verdict(case: Case, inputs: TensorInputs, result: TensorResult) -> None:
+    from compare.judging.judges import JUDGES
 
     # FlashMLA's tolerances are absolute numbers for the size of its own data: with values ten times
     # as large, the rounding of a right kernel is outside them where an element is near zero.
-    profile = "both" if case.data == "flashmla" else "calibrated"
-    verdict = judge(inputs, result, None, profile=profile)
+    own = isinstance(case, SparsePrefillCase) and case.data == "flashmla"
+    profile = "both" if own else "calibrated"
+    verdict = JUDGES[case.suite].judge(inputs, result, None, profile=profile)
     if verdict.status is not Status.PASS:
         raise _Refused(f"the judge says {verdict.status.value}: {verdict.reason}")
 
 
-def _check_size(folder: Path, file: str, size: int) -> None:
+def _check_size(folder: Path, entry: TensorEntry, size: int) -> None:
     if size > LARGEST_CASE:
         raise _Refused(f"its {size:,} bytes exceed the {LARGEST_CASE:,} that a case may have")
-    others = sum(path.stat().st_size for path in folder.glob("*") if path.name != file)
-    if others + size > LARGEST_FOLDER:
+    others = sum(path.stat().st_size for path in folder.glob("*") if path.name != entry.file)
+    largest = LARGEST_FOLDER[entry.suite]
+    if others + size > largest:
         raise _Refused(
-            f"its {size:,} bytes would make {folder.name} larger than {LARGEST_FOLDER:,} in all"
+            f"its {size:,} bytes would make {folder.name} larger than {largest:,} in all"
         )
 
 
 def _still_valid(
-    folder: Path, entry: Entry | None, inputs: SparsePrefillInputs, build: dict[str, str]
+    folder: Path, entry: Entry | None, inputs: TensorInputs, build: dict[str, str]
 ) -> bool:
     return (
-        isinstance(entry, PrefillEntry)
+        isinstance(entry, TensorEntry)
         and entry.build == build
         and (folder / entry.file).is_file()
         and entry.input_sha256 == inputs.sha256()
     )
 
 
-def _manifest(folder: Path, facts: dict[str, Any]) -> Manifest:
-    if (folder / MANIFEST).is_file():
-        return read_manifest(folder)
+def _manifest(folder: Path, facts: dict[str, Any], suites: set[str]) -> Manifest:
+    """The manifest of the folder; a new one is of the cases' suite."""
+    found = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+    suite = found.suite if found is not None else min(suites, default=PrefillEntry.suite)
+    if suite not in LARGEST_FOLDER or suites - {suite}:
+        raise RecordingRefused(
+            f"{folder} can't hold results of {' and '.join(sorted(suites | {suite}))}: a folder "
+            f"has those of one suite, {' or '.join(LARGEST_FOLDER)}"
+        )
+    if found is not None:
+        return found
     build = facts["build"]
     return Manifest(
         name="/".join(folder.resolve().parts[-2:]),
-        suite=PrefillEntry.suite,
+        suite=suite,
         source=f"{build['name']} {build['version']} on {facts['gpu']}",
     )
 
@@ -297,6 +328,10 @@ def _build(implementation: Implementation) -> dict[str, str]:
 
         if build := find_build():
             return {"name": build.name, "version": build.version}
+    if implementation.name.startswith("flashinfer-"):
+        from torch_ref.cuda.flashinfer_adapter import version as flashinfer_version
+
+        return {"name": "flashinfer-python", "version": flashinfer_version()}
     from compare._version import version
 
     return {"name": implementation.name, "version": version()}

@@ -2,34 +2,83 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt64
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
+from compare.cases.ownership import local_length
 
-MOST_ROWS = 96
-FEWEST_ROWS = 32
-# One of sixty cases' share of 6 MB; `out` has what max_logits and lse of every row leave of it.
-CASE_BYTES = 6_000_000 // 60
 _ROW_BYTES = 512 * 2
-_STATISTICS_BYTES = 2 * 4
 _STREAM = 0x726F7773  # a Philox key of its own, apart from the inputs' streams
 
 
-def row_budget(total: int) -> int:
-    """How many of `total` (token, head) rows are kept: 96 where the case is small, 32 at least."""
-    room = (CASE_BYTES - total * _STATISTICS_BYTES) // _ROW_BYTES
-    return min(total, max(FEWEST_ROWS, min(MOST_ROWS, room)))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a case may take. most, fewest: rows of `out`. bytes: of the case, what the statistics of
+    every row leave of which is for `out`. statistics: bytes of a row's.
+    """
+
+    most: int
+    fewest: int
+    bytes: int
+    statistics: int
+
+
+SHARES = {
+    # One of sixty cases of 6 MB; max_logits and lse.
+    SparsePrefillInputs: Share(most=96, fewest=32, bytes=6_000_000 // 60, statistics=2 * 4),
+    # One of fifty cases of 2 MB, and there are two kernels; lse alone.
+    DcpDecodeInputs: Share(most=36, fewest=24, bytes=2_000_000 // 50, statistics=4),
+}
+
+
+def row_budget(total: int, share: Share) -> int:
+    """How many of `total` (token, head) rows are kept."""
+    room = (share.bytes - total * share.statistics) // _ROW_BYTES
+    return min(total, max(share.fewest, min(share.most, room)))
 
 
 def special_rows(
-    inputs: SparsePrefillInputs, lse: Float32[np.ndarray, "T H"]
+    inputs: SparsePrefillInputs | DcpDecodeInputs, lse: Float32[np.ndarray, "T H"]
 ) -> dict[str, Bool[np.ndarray, "T H"]]:
     """The rows where special values are at stake, by kind; a row may be of several kinds.
 
-    Kinds: no valid slot; an lse that isn't finite; a head whose sink is -inf, +inf, NaN, the
-    smallest or the largest finite one.
+    Kinds of sparse prefill: no valid slot; an lse that isn't finite; a head whose sink is -inf,
+    +inf, NaN, the smallest or the largest finite one. Of decode: padding; no visible key; an lse
+    of another row that isn't finite.
     """
+    if isinstance(inputs, DcpDecodeInputs):
+        kinds = _decode_rows(inputs, lse)
+    else:
+        kinds = _prefill_rows(inputs, lse)
+    return {kind: rows for kind, rows in kinds.items() if rows.any()}
+
+
+def _decode_rows(
+    inputs: DcpDecodeInputs, lse: Float32[np.ndarray, "T H"]
+) -> dict[str, Bool[np.ndarray, "T H"]]:
+    tokens = np.arange(len(lse))
+    starts = inputs.query_start_loc.astype(np.int64)
+    padding = tokens >= starts[-1]
+    request = np.minimum(np.searchsorted(starts, tokens, side="right") - 1, len(starts) - 2)
+    empty = padding.copy()
+    for token in np.flatnonzero(~padding):
+        later = starts[request[token] + 1] - 1 - token if inputs.causal else 0
+        bound = int(inputs.total_lens[request[token]] - later)
+        own = (inputs.dcp_rank, inputs.dcp_world, inputs.interleave)
+        empty[token] = local_length(max(0, bound), *own) == 0
+    kinds = {
+        "padding": np.broadcast_to(padding[:, None], lse.shape),
+        "no key": np.broadcast_to((empty & ~padding)[:, None], lse.shape),
+    }
+    return kinds | {"lse not finite": ~np.isfinite(lse) & ~empty[:, None]}
+
+
+def _prefill_rows(
+    inputs: SparsePrefillInputs, lse: Float32[np.ndarray, "T H"]
+) -> dict[str, Bool[np.ndarray, "T H"]]:
     shape = lse.shape
     valid = (inputs.indices >= 0) & (inputs.indices < len(inputs.kv))
     if inputs.topk_length is not None:
@@ -48,11 +97,11 @@ def special_rows(
             heads["sink smallest"] = np.arange(len(sink)) == order[0]
             heads["sink largest"] = np.arange(len(sink)) == order[-1]
         kinds |= {kind: np.broadcast_to(of, shape) for kind, of in heads.items()}
-    return {kind: rows for kind, rows in kinds.items() if rows.any()}
+    return kinds
 
 
 def choose_rows(
-    inputs: SparsePrefillInputs,
+    inputs: SparsePrefillInputs | DcpDecodeInputs,
     lse: Float32[np.ndarray, "T H"],
     seed: int,
     budget: int | None = None,
@@ -65,7 +114,9 @@ def choose_rows(
     gives its next row by the seed. Integer arithmetic only: the same rows on every machine.
     """
     total = lse.size
-    budget = row_budget(total) if budget is None else min(total, budget)
+    if budget is None:
+        budget = row_budget(total, SHARES[type(inputs)])
+    budget = min(total, budget)
     order = np.argsort(_philox(seed, total), kind="stable")
     kinds = [rows.reshape(-1) for rows in special_rows(inputs, lse).values()]
     special = np.logical_or.reduce(kinds) if kinds else np.zeros(total, bool)

@@ -155,7 +155,7 @@ def test_an_interrupted_recording_keeps_what_was_finished(eager, folder, clean_t
 
 
 def test_a_folder_stays_under_its_size(eager, folder, clean_tree, monkeypatch):
-    monkeypatch.setattr(golden_record, "LARGEST_FOLDER", 20_000)
+    monkeypatch.setitem(golden_record.LARGEST_FOLDER, "sparse-prefill", 20_000)
     with pytest.raises(RecordingRefused, match="larger than 20,000 in all") as refusal:
         record(eager(), [PLAIN, WIDE], folder)
     assert refusal.value.recording.recorded == (PLAIN,)

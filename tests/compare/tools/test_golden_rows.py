@@ -7,7 +7,7 @@ import pytest
 
 from compare.cases.inputs import SparsePrefillInputs
 from compare.suites import make_inputs, parse_case
-from compare.tools.golden_rows import CASE_BYTES, choose_rows, row_budget, special_rows
+from compare.tools.golden_rows import SHARES, choose_rows, row_budget, special_rows
 
 
 def inputs_of(line: str) -> SparsePrefillInputs:
@@ -78,7 +78,11 @@ def test_more_special_rows_than_room_are_spread_over_their_kinds():
     lse[0, 0] = np.nan
     rows, special = choose_rows(inputs, lse, seed=5)
     kinds = special_rows(inputs, lse)
-    assert sum(of.sum() for of in kinds.values()) > len(rows) == row_budget(lse.size)
+    assert (
+        sum(of.sum() for of in kinds.values())
+        > len(rows)
+        == row_budget(lse.size, SHARES[type(inputs)])
+    )
     kept = {kind: int(of.reshape(-1)[rows].sum()) for kind, of in kinds.items()}
     assert kept.pop("lse not finite") == 1
     assert all(count >= 10 for count in kept.values()), kept
@@ -87,7 +91,8 @@ def test_more_special_rows_than_room_are_spread_over_their_kinds():
 
 @pytest.mark.parametrize("total", [0, 1, 64, 93, 2048, 8192, 12288, 10**6])
 def test_a_case_keeps_its_share_of_the_six_megabytes(total: int):
-    budget = row_budget(total)
+    share = SHARES[SparsePrefillInputs]
+    budget = row_budget(total, share)
     assert budget == total or 32 <= budget <= 96
     if total <= 8192:
-        assert budget * 1024 + total * 8 <= CASE_BYTES
+        assert budget * 1024 + total * 8 <= share.bytes
