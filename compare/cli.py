@@ -14,6 +14,7 @@ from compare.commands.compare_files import compare_files
 from compare.commands.doctor import doctor
 from compare.commands.listing import list_
 from compare.commands.plan import plan
+from compare.commands.plan_words import PlanCommand
 from compare.commands.record import record
 from compare.commands.run import run
 
@@ -29,7 +30,10 @@ app = typer.Typer(
 app.command()(run)
 app.command("list")(list_)
 app.command()(doctor)
-app.command()(plan)
+app.command(
+    cls=PlanCommand,
+    epilog="plan --decode plans the rows of a decode batch; plan --decode --help has its options.",
+)(plan)
 app.command()(record)
 app.command("compare")(compare_files)
 

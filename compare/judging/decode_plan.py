@@ -26,7 +26,7 @@ from compare.judging.tolerance import PROFILES
 from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.run.result import DecodePlanResult
 
-__all__ = ["explain", "judge"]
+__all__ = ["explain", "harmless", "judge"]
 
 _NAMES = {
     "rows": "row-count",
@@ -72,6 +72,13 @@ def explain(inputs: DecodePlanInputs, plan: DecodePlanResult) -> list[str]:
     they have and should have. [] for a plan that is right.
     """
     return _sentences(inputs, plan, violations(inputs, plan))
+
+
+def harmless(inputs: DecodePlanInputs, plan: DecodePlanResult) -> bool:
+    """Whether every row is right, whatever the plan calls the batch: requests with one token each
+    under a promise of eight may be viewed as [requests, 1], and are ragged all the same.
+    """
+    return all(violation.rule == "ragged" for violation in violations(inputs, plan))
 
 
 def _sentences(

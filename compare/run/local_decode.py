@@ -94,5 +94,12 @@ class DecodePlanner:
             request=tuple(int(request) for request in rows.request),
             bound=tuple(int(bound) for bound in rows.bound),
             local_counts=tuple(int(count) for count in counts),
-            padding=tuple(bool(padding) for padding in rows.padding),
+            padding=_flags(rows.padding, len(rows.bound)),
         )
+
+
+def _flags(padding: Any, rows: int) -> tuple[bool, ...]:
+    """Padding as one flag per row: torch_ref has these, jax_impl the number of rows at the end."""
+    if isinstance(padding, int):
+        return tuple(t >= rows - padding for t in range(rows))
+    return tuple(bool(flag) for flag in padding)

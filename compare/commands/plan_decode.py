@@ -1,0 +1,304 @@
+"""``plan --decode``: the rows of a decode batch under the rules that vLLM ships and under the fixed
+ones, side by side: whose keys each row sees, below which bound, how many of them on each rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from compare.cases.decode_plan import DecodePlanCase
+from compare.cases.inputs import DecodePlanInputs
+from compare.commands.words import WordsOff, command, lengths
+from compare.report import console as terminal
+from compare.report import summary
+from compare.run.result import DecodePlanResult
+
+SHIPPED = "vllm-0.33.0"
+FIXED = "jax-planner"
+FIXED_AGAIN = "torch-planner"
+
+_COLUMNS = ("row", "token", "shipped", "bound", "keys", "", "fixed", "bound", "keys")
+
+
+@command
+def plan_decode(
+    total_lens: Annotated[
+        str,
+        typer.Option(help="Keys of each request on all ranks, this step's tokens included."),
+    ],
+    query_lens: Annotated[
+        str, typer.Option(help="This step's tokens of each request; zeros are allowed.")
+    ],
+    max_query_len: Annotated[
+        int,
+        typer.Option(min=1, help="The most tokens that the engine promises for any request."),
+    ],
+    world: Annotated[int, typer.Option(min=1, help="Ranks that share the keys.")],
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Show this rank's key counts; without it all ranks'.")
+    ] = None,
+    interleave: Annotated[
+        int, typer.Option(min=1, help="Neighbouring positions that lie on one rank.")
+    ] = 1,
+    pad_rows: Annotated[int, typer.Option(min=0, help="Rows of q after the last token.")] = 0,
+    causal: Annotated[
+        bool,
+        typer.Option(
+            "--causal/--no-causal",
+            help="Without: tokens see all keys of their request, as a draft.",
+        ),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> int:
+    """Print the shipped and the fixed rows of a decode batch, and say what goes wrong.
+
+    Lists are joined by commas, plus signs or blanks. Exit status: 1 if a plan goes wrong, 0 if both
+    are right, 2 if the words are off.
+    """
+    case = DecodePlanCase(
+        lens=lengths("--total-lens", total_lens),
+        q=lengths("--query-lens", query_lens),
+        max_q=max_query_len,
+        world=world,
+        rank=rank or 0,
+        interleave=interleave,
+        causal=causal,
+        pad_rows=pad_rows,
+    )
+    case.check()
+    found = compare_rows(case, tuple(range(world)) if rank is None else (rank,))
+    if as_json:
+        typer.echo(found.json())
+    else:
+        found.show(Console(highlight=False))
+    return found.exit_status
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowPlans:
+    """Both plans of one batch. counts: of each rank shown, each row's keys there. shipped is None
+    where the shipped rules raise, which shipped_wrong then quotes. shipped_wrong, fixed_wrong:
+    broken rules, one sentence each; a disagreement of the two fixed planners is among the latter.
+    notes: differences that do no harm.
+    """
+
+    case: DecodePlanCase
+    inputs: DecodePlanInputs
+    ranks: tuple[int, ...]
+    shipped: DecodePlanResult | None
+    fixed: DecodePlanResult
+    shipped_counts: tuple[tuple[int, ...], ...]
+    fixed_counts: tuple[tuple[int, ...], ...]
+    shipped_wrong: tuple[str, ...]
+    fixed_wrong: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.shipped_wrong or self.fixed_wrong else 0
+
+    def json(self) -> str:
+        """Both plans as JSON text."""
+        return json.dumps(
+            {
+                "arguments": {
+                    "total_lens": self.inputs.total_lens,
+                    "query_lens": self.case.q,
+                    "max_query_len": self.inputs.max_query_len,
+                    "world": self.inputs.dcp_world,
+                    "ranks": self.ranks,
+                    "interleave": self.inputs.interleave,
+                    "causal": self.inputs.causal,
+                    "num_rows": self.inputs.num_rows,
+                },
+                "case": str(self.case),
+                "shipped": {
+                    "rules": SHIPPED,
+                    **_as_data(self.shipped, self.shipped_counts, self.ranks),
+                    "wrong": self.shipped_wrong,
+                },
+                "fixed": {
+                    "rules": "fixed",
+                    **_as_data(self.fixed, self.fixed_counts, self.ranks),
+                    "wrong": self.fixed_wrong,
+                },
+                "notes": self.notes,
+                "exit_status": self.exit_status,
+            },
+            indent=1,
+        )
+
+    def show(self, console: Console) -> None:
+        """Prints the table and the sentences."""
+        terminal.say(console, str(self.case), style="dim")
+        shipped = "no plan" if self.shipped is None else self._view(self.shipped)
+        terminal.say(console, f"shipped ({SHIPPED}): {shipped}")
+        terminal.say(console, f"fixed: {self._view(self.fixed)}")
+        which = " + ".join(f"rank {rank}" for rank in self.ranks)
+        terminal.say(console, f"keys: those that a row sees on {which}", style="dim")
+        self._table(console)
+        for sentence in self.shipped_wrong:
+            terminal.say(console, f"shipped ({SHIPPED}): {sentence}", style="red")
+        for sentence in self.fixed_wrong:
+            terminal.say(console, f"fixed: {sentence}", style="red")
+        for sentence in self.notes:
+            terminal.say(console, sentence)
+        if self.exit_status == 0:
+            terminal.say(console, "Both plans are right.", style="green")
+        elif not self.fixed_wrong:
+            terminal.say(console, "The fixed plan is right.", style="green")
+
+    def _view(self, plan: DecodePlanResult) -> str:
+        rows = summary.plural(len(plan.bound), "row")
+        if plan.ragged:
+            return f"{rows}, ragged: one row per token"
+        each = len(plan.bound) // max(len(self.inputs.total_lens), 1)
+        each = each if plan is self.shipped else self.inputs.max_query_len
+        return f"{rows}, uniform: {each} per request"
+
+    def _table(self, console: Console) -> None:
+        lines, styles = [], []
+        for t, token in enumerate(_tokens(self.inputs)):
+            fixed = self._cells(self.fixed, self.fixed_counts, t)
+            shipped = ("", "", "")
+            if self.shipped is not None:
+                shipped = self._cells(self.shipped, self.shipped_counts, t)
+            wrong = self.shipped is not None and shipped != fixed
+            lines.append((str(t), token, *shipped, "" if wrong else "=", *fixed))
+            styles.append("red" if wrong else "")
+        if self.shipped is None:
+            lines = [(*line[:2], *line[6:]) for line in lines]
+            columns = (*_COLUMNS[:2], *_COLUMNS[6:])
+        else:
+            columns = _COLUMNS
+        if lines:
+            text = {i for i, name in enumerate(columns) if name not in ("row", "bound", "keys")}
+            terminal.print_table(console, columns, lines, styles, text_columns=text)
+
+    @staticmethod
+    def _cells(
+        plan: DecodePlanResult, counts: tuple[tuple[int, ...], ...], t: int
+    ) -> tuple[str, str, str]:
+        if plan.padding[t]:
+            return "padding", "", "+".join(str(column[t]) for column in counts)
+        keys = "+".join(str(column[t]) for column in counts)
+        return f"request {plan.request[t]}", str(plan.bound[t]), keys
+
+
+def compare_rows(case: DecodePlanCase, ranks: tuple[int, ...]) -> RowPlans:
+    """The shipped and the fixed rows of a batch, judged on these ranks. WordsOff for arguments that
+    no planner accepts."""
+    from compare.judging.decode_plan import explain, harmless
+    from compare.suites import make_inputs
+
+    by_rank = [_inputs_of(make_inputs(dataclasses.replace(case, rank=rank))) for rank in ranks]
+    fixed = [_planned(FIXED, inputs) for inputs in by_rank]
+    again = [_planned(FIXED_AGAIN, inputs) for inputs in by_rank]
+    fixed_wrong = [
+        said for i, plan in zip(by_rank, fixed, strict=True) for said in explain(i, plan)
+    ]
+    if any(_differ(a, b) for a, b in zip(fixed, again, strict=True)):
+        fixed_wrong.append(f"the planners {FIXED} and {FIXED_AGAIN} disagree about this batch")
+
+    shipped, shipped_wrong, notes = [], [], []
+    if case.world == 1 and case.causal and case.promised > 1:
+        shipped = fixed
+        notes.append(
+            f"with one rank {SHIPPED} gives the kernel the batch as it is, ragged or not, and the "
+            "kernel's own causal bounds are right"
+        )
+    else:
+        try:
+            shipped = [_planned(SHIPPED, inputs) for inputs in by_rank]
+        except WordsOff as error:
+            shipped_wrong = [str(error)]
+    for inputs, plan in zip(by_rank, shipped, strict=False):
+        said = explain(inputs, plan)
+        if said and harmless(inputs, plan):
+            each = len(plan.bound) // len(case.lens)
+            notes.append(
+                f"{SHIPPED} views the batch as [{len(case.lens)}, {each}]: the same rows as one "
+                "per token"
+            )
+        else:
+            shipped_wrong += said
+    return RowPlans(
+        case=case,
+        inputs=by_rank[0],
+        ranks=ranks,
+        shipped=shipped[0] if shipped else None,
+        fixed=fixed[0],
+        shipped_counts=tuple(plan.local_counts for plan in shipped),
+        fixed_counts=tuple(plan.local_counts for plan in fixed),
+        shipped_wrong=tuple(dict.fromkeys(shipped_wrong)),
+        fixed_wrong=tuple(dict.fromkeys(fixed_wrong)),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _planned(name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
+    from compare.run import registry
+
+    try:
+        plan = registry.find(name).run(inputs)
+    except ValueError as error:
+        raise WordsOff(str(error)) from None
+    assert isinstance(plan, DecodePlanResult)
+    return plan
+
+
+def _inputs_of(made: object) -> DecodePlanInputs:
+    assert isinstance(made, DecodePlanInputs)
+    return made
+
+
+def _differ(a: DecodePlanResult, b: DecodePlanResult) -> bool:
+    """Apart from what padded rows name as their request and bound."""
+
+    def facts(plan: DecodePlanResult) -> tuple:
+        rows = zip(plan.request, plan.bound, plan.padding, strict=True)
+        return (
+            plan.ragged,
+            tuple(None if padding else (request, bound) for request, bound, padding in rows),
+            plan.local_counts,
+        )
+
+    return facts(a) != facts(b)
+
+
+def _tokens(inputs: DecodePlanInputs) -> list[str]:
+    """Of each row the request and its token, in words."""
+    starts = inputs.query_start_loc
+    named = [
+        f"request {i}, {t - start + 1} of {end - start}"
+        for i, (start, end) in enumerate(pairwise(starts))
+        for t in range(start, end)
+    ]
+    return named + ["padding"] * (inputs.num_rows - starts[-1])
+
+
+def _as_data(
+    plan: DecodePlanResult | None, counts: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]
+) -> dict[str, Any]:
+    if plan is None:
+        return {"ragged": None, "rows": None}
+    rows = zip(plan.request, plan.bound, plan.padding, strict=True)
+    return {
+        "ragged": plan.ragged,
+        "rows": [
+            {
+                "request": None if padding else request,
+                "bound": None if padding else bound,
+                "padding": padding,
+                "local_counts": {
+                    str(rank): column[t] for rank, column in zip(ranks, counts, strict=True)
+                },
+            }
+            for t, (request, bound, padding) in enumerate(rows)
+        ],
+    }
