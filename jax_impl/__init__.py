@@ -7,6 +7,7 @@ imported by a scheduler that never starts JAX.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ _HOMES = {
 }
 
 _PACKAGES = ("planning",)
+
+# Under Pallas' interpreter a role that waits may hold a thread of XLA's CPU pool, which has one
+# for each core: with fewer threads than roles, those that are waited for never run. XLA reads
+# this when JAX is first used.
+_INTERPRETER_THREADS = 8
+if (os.cpu_count() or 1) < _INTERPRETER_THREADS:
+    os.environ.setdefault("NPROC", str(_INTERPRETER_THREADS))
 
 __all__ = [
     "DecodeCapacity",

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.decode import backends, xla
+from jax_impl.arrays import is_traced
+from jax_impl.decode import backends, kernel_sm90, xla
 from jax_impl.decode.arguments import D_V, Arguments, check
 from jax_impl.decode.plan import DecodePlan
 from jax_impl.decode.result import DecodeResult
@@ -113,4 +115,34 @@ def _attend_xla(arguments: Arguments) -> DecodeResult:
     )
 
 
-_ATTEND = {"xla": _attend_xla}
+def _attend_pallas(arguments: Arguments) -> DecodeResult:
+    return _attend_by_kernel(arguments, interpret=None)
+
+
+def _attend_interpreted(arguments: Arguments) -> DecodeResult:
+    arrays = tuple(arguments)[:4]
+    if not is_traced(*jax.tree.leaves(arrays)):
+        arrays = jax.device_put(arrays, jax.local_devices(backend="cpu")[0])
+    q, kv_cache, block_table, plan = arrays
+    arguments = arguments._replace(q=q, kv_cache=kv_cache, block_table=block_table, plan=plan)
+    return _attend_by_kernel(arguments, interpret=plgpu.InterpretGPUParams())
+
+
+def _attend_by_kernel(arguments: Arguments, *, interpret: Any) -> DecodeResult:
+    return kernel_sm90.attend(
+        arguments.q,
+        arguments.kv_cache,
+        arguments.block_table,
+        arguments.plan,
+        arguments.sm_scale * arguments.q_scale * arguments.kv_scale,
+        arguments.kv_scale,
+        out_dtype=arguments.out_dtype,
+        interpret=interpret,
+    )
+
+
+_ATTEND = {
+    "xla": _attend_xla,
+    "pallas": _attend_pallas,
+    "pallas-interpret": _attend_interpreted,
+}

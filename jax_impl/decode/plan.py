@@ -61,7 +61,8 @@ class DecodePlan:
     row_request: [N] row of the block table that each row of q belongs to; -1 for padding.
     row_keys: [N] how many of its first local keys a row sees; 0 for padding.
     items: [.., cluster, 8] the work list of the GPU kernel (kernel_sm90/work.py).
-    first_item: [workers + 1] where the items of each thread block (or cluster) start.
+    first_item: [workers + 2] where the items of each thread block (or cluster) start, those of
+      rows that see no key, and the end.
     merges: [.., 4] tiles whose keys were split; empty if none can be.
     num_requests: rows that the block table must have.
     heads: heads that q must have.
@@ -72,7 +73,7 @@ class DecodePlan:
     row_request: Int32[Any, " N"]
     row_keys: Int32[Any, " N"]
     items: Int32[Any, "I C 8"]
-    first_item: Int32[Any, " C1"]
+    first_item: Int32[Any, " C2"]
     merges: Int32[Any, "M 4"]
     num_requests: int = dataclasses.field(metadata={"static": True})
     heads: int = dataclasses.field(metadata={"static": True})
@@ -163,13 +164,17 @@ def plan_decode(
 
     seen = keys.tolist()
     units = _units(offsets, seen, num_heads, cluster)
-    pairs = [unit.num_pairs for unit in units]
+    units.sort(key=lambda unit: unit.num_pairs == 0)
+    pairs = [unit.num_pairs for unit in units if unit.num_pairs]
     if split_keys is None:
         pieces = split.deal(pairs, workers)
     else:
         pieces = split.deal_fixed(pairs, workers, split_keys // work.PAIR_KEYS)
+    # Rows that see no key stand behind all others; the kernel shares them out by itself.
+    nothing = [split.Piece(workers, unit, 0, 0) for unit in range(len(pairs), len(units))]
+    pieces += nothing
     items, merges, num_partials = _items(units, pieces, seen, num_heads, cluster)
-    first_item = np.searchsorted([piece.worker for piece in pieces], np.arange(workers + 1))
+    first_item = np.searchsorted([piece.worker for piece in pieces], np.arange(workers + 2))
     if capacity is not None:
         # Each worker but the last may cut one unit, and so has at most two cut ones.
         items = _filled_up(items, _most_units(room, num_heads, cluster) + workers)

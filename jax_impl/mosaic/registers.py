@@ -68,12 +68,12 @@ def row_values(array: mgpu.FragmentedArray) -> list[ir.Value]:
     return [element(register) for register in array.registers.flat]
 
 
-def rows_of(values: Sequence[ir.Value]) -> mgpu.FragmentedArray:
-    """The inverse of `row_values`, for 64 rows."""
+def rows_of(values: Sequence[ir.Value], *, is_signed: bool | None = None) -> mgpu.FragmentedArray:
+    """The inverse of `row_values`, for 64 rows; is_signed for integers."""
     layout = ROW.to_mgpu()
     registers = np.empty(layout.registers_shape((64,)), dtype=object)
     registers.reshape(-1)[:] = [_one_vector(value) for value in values]
-    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+    return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=is_signed)
 
 
 def key_values(array: mgpu.FragmentedArray) -> list[ir.Value]:

@@ -1,0 +1,37 @@
+"""Seams of a kernel's row values under Pallas' interpreter: what rows.py means.
+
+The interpreter runs a warpgroup as one thread, so a sum over a thread's columns is the row's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jax_impl.mosaic.rows import TILE_ROWS
+
+
+def any_row(condition: Any) -> Any:
+    return condition.any().astype(jnp.int32)
+
+
+def row_partial_sums(matrix: Any) -> Any:
+    return matrix.sum(axis=1)
+
+
+def quad_sum(rows: Any) -> Any:
+    return rows
+
+
+def put_rows(box_smem: Any, rows: Any) -> None:
+    box_smem[pl.ds(0, TILE_ROWS)] = rows
+
+
+def get_rows(box_smem: Any) -> Any:
+    return box_smem[pl.ds(0, TILE_ROWS)]
+
+
+def store_weights(place_smem: Any, weights: Any) -> None:
+    place_smem[...] = weights
