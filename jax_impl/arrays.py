@@ -18,34 +18,79 @@ from jax.core import Tracer
 
 
 def shape_of(value: Any, name: str, axes: str, dtypes: Sequence[str]) -> tuple[int, ...]:
-    """The value's shape, once it is an array of one of the dtypes with as many axes as named."""
+    """The value's shape, once it is an array of one of the dtypes with the axes that are named.
+
+    `axes` may offer several forms, as in "[S, D] or [S, 1, D]"; an axis called 1 has size 1.
+    """
     expected = " or ".join(dtypes)
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        raise ValueError(f"{name} must be a {expected} array {axes}; got {type(value).__name__}")
+    if not _is_array(value):
+        article = "an" if expected[0] in "aeiou" else "a"
+        raise ValueError(
+            f"{name} must be {article} {expected} array {axes}; got {type(value).__name__}"
+        )
     got = dtype_name(value.dtype)
     if got not in dtypes:
         raise ValueError(f"{name} must be {expected}; got {got}")
     shape = tuple(int(extent) for extent in value.shape)
-    if len(shape) != axes.count(",") + 1:
+    for form in axes.split(" or "):
+        wanted = form.strip("[] ").split(", ")
+        if len(wanted) == len(shape) and all(
+            extent == 1 for axis, extent in zip(wanted, shape, strict=True) if axis == "1"
+        ):
+            break
+    else:
         raise ValueError(f"{name} must be {axes}; got shape {list(shape)}")
+    if getattr(value, "requires_grad", False):
+        raise ValueError(
+            f"{name} must be without a gradient, which would end here unseen; got a "
+            f"{type(value).__name__} with requires_grad (detach() gives one without)"
+        )
     return shape
 
 
+def _is_array(value: Any) -> bool:
+    if isinstance(value, np.ma.MaskedArray):
+        return False  # what it masks would be taken for values
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return True
+    return all(hasattr(value, word) for word in ("shape", "dtype", "__dlpack__"))
+
+
 def dtype_name(dtype: Any) -> str:
-    """NumPy's name of a dtype, torch's dtypes included."""
+    """NumPy's name of a dtype, torch's dtypes included; one of foreign byte order says so."""
     text = str(dtype)
     if text.startswith("torch."):
         return text.removeprefix("torch.")
-    return np.dtype(dtype).name
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        return text
+    return known.name if known.isnative else f"{known.name} of foreign byte order"
 
 
-def to_jax(array: Any) -> jax.Array:
-    """The array as JAX's; one of another library through DLPack, without a copy if compact."""
+def to_jax(array: Any, name: str = "array") -> jax.Array:
+    """The array as JAX's; one of another library through DLPack, without a copy if compact.
+
+    ValueError where DLPack can't hand it over: a sparse one, or one on a device that JAX has not.
+    """
     if isinstance(array, (jax.Array, np.ndarray)):
         return jnp.asarray(array)
-    if hasattr(array, "contiguous"):
-        array = array.contiguous()
-    return jax.dlpack.from_dlpack(array)
+    try:
+        compact = array.contiguous() if hasattr(array, "contiguous") else array
+        return jax.dlpack.from_dlpack(compact)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be dense and on a device that JAX has; got a {type(array).__name__} that "
+            f"DLPack can't hand over ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def shares_memory(array: Any) -> bool:
+    """Whether `to_jax` may leave the array's memory to its owner, who can write to it later.
+
+    A computation that JAX has only been told to start then reads what is there by that time.
+    """
+    return not isinstance(array, (jax.Array, np.ndarray))
 
 
 def known_number(value: Any, name: str) -> float:
@@ -57,12 +102,20 @@ def known_number(value: Any, name: str) -> float:
             f"{name} must be a Python or NumPy number, known when the call is made; "
             f"got {type(value).__name__}"
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     # Kernels work in base 2: the product with log2(e) has to be a float32 as well.
     largest = float(np.finfo(np.float32).max) / math.log2(math.e)
     if not math.isfinite(number) or abs(number) > largest:
-        raise ValueError(f"{name} must be finite, also as a float32; got {number!r}")
+        raise ValueError(f"{name} must be finite, also as a float32; got {_short(value)}")
     return number
+
+
+def _short(value: Any) -> str:
+    text = repr(float(value)) if isinstance(value, (float, np.floating)) else str(value)
+    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
 
 
 def is_traced(*values: object) -> bool:

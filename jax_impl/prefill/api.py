@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.arrays import is_traced
 from jax_impl.prefill import backends, kernel_sm90, xla
 from jax_impl.prefill.arguments import D_V, check
-from jax_impl.prefill.result import SparsePrefillResult, is_traced, result_of_no_tokens
+from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float32, Int32
@@ -61,7 +62,8 @@ def sparse_prefill(
       validate: looks at the values of topk_length outside jit, which waits for them.
 
     Arrays are JAX's or NumPy's (bfloat16 through ml_dtypes); any other that speaks DLPack, such
-    as a torch tensor, is taken over without a copy if it is compact.
+    as a torch tensor without a gradient, is taken over without a copy if it is compact; the call
+    then returns when it is done with that memory. Inside jit it must stay as it is.
 
     Returns:
       SparsePrefillResult(out [T, H, 512] bfloat16, max_logits [T, H], lse [T, H] float32).
@@ -99,7 +101,10 @@ def sparse_prefill(
         length = jnp.full((num_tokens,), arguments.indices.shape[1], jnp.int32)
     attend = _ATTEND[backend]
     scale = abs(arguments.sm_scale)
-    return attend(queries, rows, arguments.indices, scale, sink, length, num_kv=num_kv)
+    result = attend(queries, rows, arguments.indices, scale, sink, length, num_kv=num_kv)
+    if arguments.shared and not is_traced(*result):
+        jax.block_until_ready(result)
+    return result
 
 
 def _attend_xla(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
-from jax.core import Tracer
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Float32
@@ -34,8 +33,3 @@ def result_of_no_tokens(num_heads: int, d_v: int) -> SparsePrefillResult:
         max_logits=jnp.zeros((0, num_heads), jnp.float32),
         lse=jnp.zeros((0, num_heads), jnp.float32),
     )
-
-
-def is_traced(*values: object) -> bool:
-    """Whether any of the values stands for data that is not known yet (inside jit, vmap, ...)."""
-    return any(isinstance(value, Tracer) for value in values)

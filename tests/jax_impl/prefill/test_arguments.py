@@ -41,10 +41,32 @@ BAD = [
     ("q", zeros(TOKENS, 129, D), NotImplementedError, "1 to 128 heads; got 129"),
     ("q", zeros(TOKENS, 0, D), NotImplementedError, "1 to 128 heads; got 0"),
     ("q", zeros(TOKENS, HEADS, 640), NotImplementedError, "512 or 576; got 640"),
+    ("q", torch.zeros(TOKENS, HEADS, D).bfloat16().to_sparse(), ValueError, "q must be dense"),
+    ("q", torch.zeros(TOKENS, HEADS, D, device="meta").bfloat16(), ValueError, "q must be dense"),
+    (
+        "q",
+        torch.zeros(TOKENS, HEADS, D).bfloat16().requires_grad_(),
+        ValueError,
+        "q must be without a gradient",
+    ),
+    (
+        "q",
+        jax.ShapeDtypeStruct((TOKENS, HEADS, D), jnp.bfloat16),
+        ValueError,
+        "got ShapeDtypeStruct",
+    ),
+    (
+        "topk_length",
+        np.ma.masked_array(zeros(TOKENS, dtype=np.int32), mask=True),
+        ValueError,
+        "topk_length must be an int32 array .* got MaskedArray",
+    ),
     ("kv", zeros(ROWS, 2, D), ValueError, r"kv must be \[S, D\] or \[S, 1, D\]; got shape"),
     ("kv", zeros(ROWS, 576), ValueError, "kv must be as wide as q, D = 512; got 576"),
     ("kv", zeros(ROWS, D, dtype=np.float16), ValueError, "kv must be bfloat16; got float16"),
     ("indices", zeros(TOKENS, TOPK, dtype=np.int64), ValueError, "int32; got int64"),
+    ("indices", zeros(TOKENS, TOPK, dtype=">i4"), ValueError, "got int32 of foreign byte order"),
+    ("indices", [[0]], ValueError, "indices must be an int32 array .* got list"),
     ("indices", zeros(TOKENS, TOPK, dtype=np.uint32), ValueError, "int32; got uint32"),
     ("indices", zeros(TOKENS, 2, TOPK, dtype=np.int32), ValueError, r"\[T, K\] or \[T, 1, K\]"),
     ("indices", zeros(TOKENS - 1, TOPK, dtype=np.int32), ValueError, "4 tokens of q; got 3"),
@@ -71,7 +93,9 @@ BAD = [
     ("sm_scale", 1e39, ValueError, "sm_scale must be finite, also as a float32; got 1e"),
     ("sm_scale", "0.5", ValueError, "sm_scale must be a Python or NumPy number"),
     ("sm_scale", True, ValueError, "sm_scale must be a Python or NumPy number"),
+    ("sm_scale", 10**400, ValueError, r"sm_scale must be finite.* got 10+\.\.\. \(401 digits\)"),
     ("d_v", 256, NotImplementedError, "d_v must be 512; got 256"),
+    ("d_v", np.asarray([512, 512]), NotImplementedError, "d_v must be 512; got array"),
     ("backend", "cuda", ValueError, "backend must be one of auto, xla, pallas, pallas-interpret"),
 ]
 
@@ -156,6 +180,23 @@ def test_jax_numpy_and_torch_arrays_strided_or_not_give_the_same_bits():
             k: to_torch(v) if isinstance(v, np.ndarray) else v for k, v in source.items()
         }
         assert_same_bits(sparse_prefill(**tensors), expected)
+
+
+def test_torch_tensors_may_be_written_to_as_soon_as_the_call_returns():
+    # Large enough that a call which doesn't wait returns long before it has read them.
+    rng = np.random.default_rng(0)
+    kept = [
+        torch.from_numpy(rng.standard_normal((64, 64, D))).bfloat16(),
+        torch.from_numpy(rng.standard_normal((2000, D))).bfloat16(),
+        torch.from_numpy(rng.integers(0, 2000, (64, 512)).astype(np.int32)),
+    ]
+    expected = sparse_prefill(*kept, 0.1, backend="xla")
+    jax.block_until_ready(expected)
+    given = [tensor.clone() for tensor in kept]
+    result = sparse_prefill(*given, 0.1, backend="xla")
+    for tensor in given:
+        tensor.zero_()
+    assert_same_bits(result, expected)
 
 
 def test_no_tokens_give_empty_results_without_a_launch(monkeypatch):
