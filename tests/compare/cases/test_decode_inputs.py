@@ -1,0 +1,203 @@
+"""Inputs of decode are the same bytes everywhere, and the ranks' shards are one batch dealt out."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compare.cases.inputs import DcpDecodeInputs
+from compare.suites import make_inputs, parse_case
+
+BATCH = "lens=301+97+5,q=8+1+2,h=3,world=4,interleave=4"
+
+
+def inputs_of(words: str) -> DcpDecodeInputs:
+    made = make_inputs(parse_case(f"dcp-decode:{words}"))
+    assert isinstance(made, DcpDecodeInputs)
+    return made
+
+
+def keys_of(inputs: DcpDecodeInputs, request: int) -> np.ndarray:
+    """A request's keys on this rank, in local order, read through the block table."""
+    length, page = int(inputs.seq_lens[request]), inputs.kv_cache.shape[1]
+    pages = inputs.block_table[request, : -(-length // page)]
+    return inputs.kv_cache[pages].reshape(-1, 576)[:length]
+
+
+def visible_counts(inputs: DcpDecodeInputs, request: int) -> list[int]:
+    """How many of a request's keys on this rank each of its tokens sees, counted one by one."""
+    start, end = inputs.query_start_loc[request : request + 2]
+    total, world, run = int(inputs.total_lens[request]), inputs.dcp_world, inputs.interleave
+    held = [g for g in range(total) if g // run % world == inputs.dcp_rank]
+    later = [end - 1 - t if inputs.causal else 0 for t in range(start, end)]
+    return [sum(g < total - after for g in held) for after in later]
+
+
+@pytest.mark.parametrize(
+    ("words", "digest"),
+    [
+        ("lens=301+97,q=8+1,h=3,world=2,rank=1,stale=1", "82b3a10e629234b0"),
+        (
+            "lens=40+3,q=2+4,h=2,world=2,rank=all,kv=e4m3,pad_rows=2,max_q=5,seed=9",
+            "8543cddd9e948c61",
+        ),
+        ("lens=200,q=5,h=5,page=128,interleave=64,data=exact,seed=3", "a01900d43f31ef11"),
+        ("lens=77,q=2,h=2,data=flat,causal=0,sm_scale=0.5", "d5d7086c8bfa34f1"),
+    ],
+)
+def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
+    assert inputs_of(words).sha256().startswith(digest)
+
+
+def test_blocks_don_t_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "lens=301+97,q=8+1,h=3,world=2,data=exact"
+    whole = inputs_of(words).sha256()
+    monkeypatch.setattr("compare.cases.blocks.BLOCK_WORDS", 2000)
+    assert inputs_of(words).sha256() == whole
+
+
+def test_every_rank_holds_its_own_keys_of_one_request() -> None:
+    inputs = inputs_of(f"{BATCH},rank=all")
+    assert inputs.dcp_world == 1 and inputs.shards is not None and len(inputs.shards) == 4
+    assert inputs.seq_lens.tolist() == inputs.total_lens.tolist() == [301, 97, 5]
+    for request, total in enumerate((301, 97, 5)):
+        whole = keys_of(inputs, request)
+        assert len(whole) == total
+        for shard in inputs.shards:
+            held = [g for g in range(total) if g // 4 % 4 == shard.dcp_rank]
+            assert keys_of(shard, request).tobytes() == whole[held].tobytes()
+
+
+def test_a_request_has_the_same_keys_whatever_the_group_is() -> None:
+    alone = keys_of(inputs_of("lens=90,q=2,h=3"), 0)
+    for group in ("world=2", "world=8,interleave=64", "world=2,interleave=4,page=32,stale=1"):
+        inputs = inputs_of(f"lens=90,q=2,h=3,{group}")
+        run, world = inputs.interleave, inputs.dcp_world
+        held = [g for g in range(90) if g // run % world == 0]
+        assert keys_of(inputs, 0).tobytes() == alone[held].tobytes()
+
+
+def test_one_rank_is_the_shard_of_all() -> None:
+    shards = inputs_of(f"{BATCH},rank=all").shards
+    assert shards is not None
+    for rank in range(4):
+        assert inputs_of(f"{BATCH},rank={rank}").sha256() == shards[rank].sha256()
+
+
+def test_the_block_table_is_the_same_on_every_rank() -> None:
+    shards = inputs_of(f"{BATCH},rank=all").shards
+    assert shards is not None
+    assert len({shard.block_table.tobytes() for shard in shards}) == 1
+
+
+@pytest.mark.parametrize("kv", ["bf16", "e4m3"])
+def test_slots_past_a_length_and_pages_of_nobody_are_nan(kv: str) -> None:
+    inputs = inputs_of(f"{BATCH},rank=1,kv={kv}")
+    used = np.zeros(inputs.kv_cache.shape[:2], bool)
+    page = inputs.kv_cache.shape[1]
+    for request, length in enumerate(inputs.seq_lens):
+        local = np.arange(length)
+        used[inputs.block_table[request, local // page], local % page] = True
+    nan = np.isnan(inputs.kv_cache.astype(np.float32))
+    assert not nan[used].any() and nan[~used].all()
+    assert used.any() and (~used).any() and (~used).all(axis=1).sum() >= 2
+
+
+def test_stale_entries_name_no_page_or_a_page_of_somebody() -> None:
+    inputs = inputs_of("lens=301+97+2,q=8+1+1,h=2,world=2,rank=1,interleave=64,stale=1")
+    used = -(-inputs.seq_lens // 64)
+    assert used.tolist() == [2, 1, 0]
+    stale = inputs.block_table[np.arange(inputs.block_table.shape[1]) >= used[:, None]]
+    pages = len(inputs.kv_cache)
+    outside = (stale < 0) | (stale >= pages)
+    assert outside.any() and (~outside).any()
+    for request in (0, 1):
+        kept = inputs.block_table[request, : used[request]]
+        assert ((kept >= 0) & (kept < pages)).all()
+
+
+def test_padded_rows_are_nan_and_no_other() -> None:
+    inputs = inputs_of("lens=30+40,q=2+1,h=2,pad_rows=3")
+    nan = np.isnan(inputs.q.astype(np.float32)).all(axis=(1, 2))
+    assert nan.tolist() == [False] * 3 + [True] * 3
+    assert inputs.query_start_loc.tolist() == [0, 2, 3]
+
+
+def test_the_promised_bound_is_the_batch_s_maximum_or_what_the_case_says() -> None:
+    assert inputs_of("lens=30+40,q=2+1").max_query_len == 2
+    assert inputs_of("lens=30+40,q=2+1,max_q=8").max_query_len == 8
+    assert inputs_of("lens=0,q=0").max_query_len == 1
+
+
+def test_flat_scores_spread_less_than_a_fifth() -> None:
+    for kv in ("bf16", "e4m3"):
+        inputs = inputs_of(f"lens=2000,q=3,h=4,data=flat,kv={kv}")
+        keys = keys_of(inputs, 0).astype(np.float64) * (inputs.kv_scale or 1)
+        scores = inputs.q.astype(np.float64) @ keys.T * inputs.sm_scale
+        assert 0 < (scores.max(axis=-1) - scores.min(axis=-1)).max() <= 0.2
+
+
+def test_float8_keys_lie_near_those_of_bfloat16() -> None:
+    bf16, e4m3 = (keys_of(inputs_of(f"lens=200,q=1,kv={kv}"), 0) for kv in ("bf16", "e4m3"))
+    assert e4m3.dtype == ml_dtypes.float8_e4m3fn
+    true, stored = bf16.astype(np.float64), e4m3.astype(np.float64)
+    scale = inputs_of("lens=200,q=1,kv=e4m3").kv_scale
+    assert scale == 3 / 256 and inputs_of("lens=200,q=1").kv_scale is None
+    assert np.abs(stored).max() <= 448 and np.isfinite(stored).all()
+    assert np.abs(stored * scale - true).max() <= 2.0**-4 * np.abs(true).max() * 1.01
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "lens=301+97,q=8+1,h=6,world=2",
+        "lens=301+97,q=8+1,h=6,world=4,stale=1",
+        "lens=140,q=5,h=9,world=8,interleave=4,causal=0",
+        "lens=600+197,q=8+5,h=5,world=2,interleave=64",
+        "lens=16+3,q=16+1,h=5,world=1",
+        "lens=64+128,q=1+1,h=1,world=2,kv=e4m3",
+    ],
+)
+def test_exact_rows_see_a_power_of_two_of_keys_at_score_zero_on_every_rank(words: str) -> None:
+    inputs = inputs_of(f"{words},rank=all,data=exact")
+    assert inputs.shards is not None
+    for call in (inputs, *inputs.shards):
+        for request in range(len(inputs.seq_lens)):
+            keys = keys_of(call, request).astype(np.float64) * (call.kv_scale or 1)
+            assert np.abs(keys[:, :512]).max(initial=0) <= 8
+            assert (keys[:, :512] == np.round(keys[:, :512])).all()
+            first = int(call.query_start_loc[request])
+            for token, count in enumerate(visible_counts(call, request)):
+                scores = call.q[first + token].astype(np.float64) @ keys.T * call.sm_scale
+                assert ((scores == 0) | (scores <= -1000)).all()
+                matched = (scores[:, :count] == 0).sum(axis=1)
+                assert (matched > 0).all() and ((matched & (matched - 1)) == 0).all()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exact_row_shows_one_key_too_many_or_too_few(rank: int) -> None:
+    inputs = inputs_of(f"lens=301,q=8,h=16,world=2,rank={rank},data=exact")
+    keys = keys_of(inputs, 0).astype(np.float64)
+    for token, count in enumerate(visible_counts(inputs, 0)):
+        zero = inputs.q[token].astype(np.float64) @ keys.T == 0
+        assert zero[:, count - 1].any()
+        if count < len(keys):
+            assert zero[:, count].any()
+    # And of the keys at the start, every one is in the set of some head.
+    assert (inputs.q[0].astype(np.float64) @ keys.T == 0)[:, :count].any(axis=0).all()
+
+
+def test_a_batch_without_requests_or_tokens_is_one_too() -> None:
+    inputs = inputs_of("lens=none,q=none,h=2,pad_rows=3")
+    assert inputs.q.shape == (3, 2, 576) and inputs.block_table.shape == (0, 1)
+    assert inputs.query_start_loc.tolist() == [0]
+    inputs = inputs_of("lens=0+0,q=0+0,h=2,stale=1")
+    assert inputs.q.shape == (0, 2, 576) and inputs.seq_lens.tolist() == [0, 0]
+
+
+def test_dtypes_are_the_contract_s() -> None:
+    inputs = inputs_of(f"{BATCH},rank=2")
+    assert inputs.q.dtype == inputs.kv_cache.dtype == ml_dtypes.bfloat16
+    for name in ("block_table", "seq_lens", "query_start_loc", "total_lens"):
+        assert getattr(inputs, name).dtype == np.int32
