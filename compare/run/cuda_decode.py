@@ -17,6 +17,8 @@ class CudaDcpDecode(DcpDecode):
     """Base: a subclass names its adapter and what of a case the adapter judges."""
 
     kernel: str
+    parts = "float32"
+    """In what dtype the kernel keeps results over parts of the keys until they are merged."""
 
     def adapter(self) -> ModuleType:
         """torch_ref's module with unsupported_reason and dcp_decode."""
@@ -51,6 +53,7 @@ class CudaDcpDecode(DcpDecode):
         return DcpDecodeResult(
             out=convert.to_numpy(result.out),
             lse=convert.to_numpy(result.lse),
+            parts=self.parts,
             notes=(*self.build(), *notes),
         )
 
@@ -81,6 +84,7 @@ class FlashInferDecode(CudaDcpDecode):
     """FlashInfer's BatchMLAPagedAttentionWrapper with backend fa3 or fa2."""
 
     kernel = "FlashInfer"
+    parts = "bfloat16"
 
     def __init__(self, backend: str, device: str | None = None) -> None:
         super().__init__(f"flashinfer-{backend}", device)

@@ -53,15 +53,18 @@ class PlanResult:
 class DcpDecodeResult:
     """One decode result at the judge's border: of one rank, or of all ranks merged.
 
-    out [T, H, 512] bfloat16 (float32 where states were merged); or, where out_rows is given,
+    out [T, H, 512] bfloat16 (float32 where it is still to be merged); or, where out_rows is given,
     [R, 512]: only the (token, head) rows out_rows[i] = token * H + head. lse [T, H] float32,
     natural-log, empty -inf. T counts padded rows too: out 0, lse -inf there.
+    parts: in what dtype results over parts of the keys stood before they were merged, "float32" or
+    "bfloat16": the ranks' results, or those of ranges of keys that a kernel splits a request into.
     notes: what an adapter did on the way, in sentences.
     """
 
     out: np.ndarray
     lse: np.ndarray
     out_rows: np.ndarray | None = None
+    parts: str = "float32"
     notes: tuple[str, ...] = ()
 
 

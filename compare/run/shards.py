@@ -62,7 +62,10 @@ def run_shards(
     notes = [note for part in parts for note in part.notes]
     notes.append(f"{len(parts)} ranks merged, each rank's out in {' and '.join(kept)}")
     return DcpDecodeResult(
-        out=out.astype(ml_dtypes.bfloat16), lse=lse, notes=tuple(dict.fromkeys(notes))
+        out=out.astype(ml_dtypes.bfloat16),
+        lse=lse,
+        parts="bfloat16" if "bfloat16" in {*kept, *(part.parts for part in parts)} else "float32",
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

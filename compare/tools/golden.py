@@ -151,8 +151,10 @@ class GoldenImplementation:
         for name, expected in entry.tensors.items():
             _check_tensor(path, name, tensors[name], expected)
         made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
-        kind = DcpDecodeResult if isinstance(entry, DecodeEntry) else SparsePrefillResult
-        return kind(**tensors, notes=(made, *entry.notes))
+        notes = (made, *entry.notes)
+        if isinstance(entry, DecodeEntry):
+            return DcpDecodeResult(**tensors, parts=entry.parts, notes=notes)
+        return SparsePrefillResult(**tensors, notes=notes)
 
 
 def available() -> list[str]:

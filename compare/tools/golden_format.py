@@ -93,10 +93,12 @@ class PrefillEntry(TensorEntry):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeEntry(TensorEntry):
-    """One recorded case of DCP decode."""
+    """One recorded case of DCP decode. parts: as in DcpDecodeResult."""
 
     suite: ClassVar[str] = "dcp-decode"
     names: ClassVar[tuple[str, ...]] = ("lse", "out", "out_rows")
+
+    parts: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

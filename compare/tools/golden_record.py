@@ -221,7 +221,9 @@ def _record_case(
     if isinstance(result, SparsePrefillResult):
         tensors = {"max_logits": np.asarray(result.max_logits), **tensors}
     content = tensor_bytes(tensors, {"case": line})
-    kind = PrefillEntry if isinstance(inputs, SparsePrefillInputs) else DecodeEntry
+    kind = PrefillEntry
+    if isinstance(result, DcpDecodeResult):
+        kind, facts = DecodeEntry, {**facts, "parts": result.parts}
     entry = kind(
         case=line,
         file=file_name(line),
