@@ -18,10 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jaxtyping import BFloat16, Float32, Int32
+from jaxtyping import BFloat16, Int32
 from torch import Tensor
 
 from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.tools.bench_measure import Output, Ready, ready_torch, wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,22 +91,6 @@ class Data:
     @property
     def arrays(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.q, self.kv, self.indices
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """One result as torch tensors: out [T, H, 512], lse [T, H] natural-log."""
-
-    out: BFloat16[Tensor, "T H Dv"]
-    lse: Float32[Tensor, "T H"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """A contender with its data: once() gives its result, launch(n) is what is timed."""
-
-    once: Callable[[], Output]
-    launch: Callable[[int], None]
 
 
 def make_data(shape: Shape, seed: int, device: str) -> Data:
@@ -203,7 +188,7 @@ def compile_jax(function: JaxFunction, shape: Shape) -> Callable[..., Any]:
 
 def ready_jax(compiled: Callable[..., Any], data: Data) -> Ready:
     """A compiled program on the data that torch made."""
-    _wait(data.q.device)  # JAX's stream doesn't wait for torch's
+    wait(data.q.device)  # JAX's stream doesn't wait for torch's
     arrays = [jax.dlpack.from_dlpack(tensor) for tensor in data.arrays]
 
     def once() -> Output:
@@ -236,37 +221,22 @@ def ready_flash_mla(data: Data) -> Ready:
     hopper = torch.cuda.get_device_capability()[0] == 9
     options = {"use_legacy": hopper or data.q.shape[2] == 576} if build.takes_use_legacy else {}
     kv, indices = inputs.kv[:, None, :], inputs.indices[:, None, :]
-    return _ready_torch(
-        lambda: build.function(inputs.q, kv, indices, inputs.sm_scale, 512, None, None, **options),
-        data.q.device,
-    )
+
+    def call() -> Output:
+        out, _, lse = build.function(
+            inputs.q, kv, indices, inputs.sm_scale, 512, None, None, **options
+        )
+        return Output(out, lse)
+
+    return ready_torch(call, data.q.device)
 
 
-def ready_torch(data: Data) -> Ready:
+def ready_eager(data: Data) -> Ready:
     """The eager reference on the data."""
     import torch_ref
 
-    def call() -> tuple[Tensor, Tensor, Tensor]:
+    def call() -> Output:
         result = torch_ref.sparse_prefill(*data.arrays, data.sm_scale)
-        return result.out, result.max_logits, result.lse
+        return Output(result.out, result.lse)
 
-    return _ready_torch(call, data.q.device)
-
-
-def _ready_torch(call: Callable[[], Any], device: torch.device) -> Ready:
-    def once() -> Output:
-        out, _, lse = call()
-        _wait(device)
-        return Output(out, lse)
-
-    def launch(n: int) -> None:
-        for _ in range(n):
-            call()
-        _wait(device)
-
-    return Ready(once, launch)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return ready_torch(call, data.q.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from compare.tools import bench
+from compare.tools import bench, bench_measure
 from compare.tools import bench_sides as sides
 from compare.tools.bench_timing import Contender, Method, Timing
 from compare.tools.measurement import MeasuredRow, Measurement
@@ -52,7 +52,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             for number, contender in enumerate(contenders)
         }
 
-    monkeypatch.setattr(bench, "interleaved", interleaved)
+    monkeypatch.setattr(bench_measure, "interleaved", interleaved)
 
 
 def run(tmp_path: Path, *words: str) -> tuple[int, dict]:
@@ -111,7 +111,7 @@ def test_a_contender_without_a_measurable_time_is_said_so(tmp_path, monkeypatch)
     def interleaved(contenders, method):
         return {c.name: Timing((5.0 if c.name == "torch" else -1.0,) * 3) for c in contenders}
 
-    monkeypatch.setattr(bench, "interleaved", interleaved)
+    monkeypatch.setattr(bench_measure, "interleaved", interleaved)
     status, found = run(tmp_path, "--shapes", SHAPE, "--candidate", "xla")
     assert status == 1
     assert found["rows"] == []
