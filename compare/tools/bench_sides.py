@@ -143,8 +143,14 @@ def parse_config(text: str) -> tuple[str, Any]:
     """NAME:key=value,key=value as the name and a Config. Raises ValueError."""
     from jax_impl.prefill.kernel_sm90.config import Config
 
+    name, values = config_words(text, Config)
+    return name, Config(**values)
+
+
+def config_words(text: str, config: type) -> tuple[str, dict[str, Any]]:
+    """NAME:key=value,key=value as the name and the arguments of a Config. Raises ValueError."""
     name, colon, words = text.partition(":")
-    known = {field.name: field.default for field in dataclasses.fields(Config)}
+    known = {field.name: field.default for field in dataclasses.fields(config)}
     values = {}
     for word in filter(None, words.split(",")):
         key, equals, value = word.partition("=")
@@ -153,7 +159,7 @@ def parse_config(text: str) -> tuple[str, Any]:
         values[key] = _value(value, known[key])
     if not name or not colon:
         raise ValueError(f"--config {text}: write NAME:key=value,key=value")
-    return name, Config(**values)
+    return name, values
 
 
 def _value(text: str, default: Any) -> Any:
