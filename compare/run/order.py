@@ -18,9 +18,14 @@ from compare.run.session import Task
 _SHAPE_ELEMENTS = 4_000_000
 """What a shape costs besides its tensors (compilation, mostly), in elements of that time."""
 
+_ALONE_ELEMENTS = 2**31
+"""4 GB of bfloat16 in q and out."""
+
 _COMPILED, _KNOWN = 80, 10
 """What the interpreter spends on a case besides its blocks, in blocks: of a new shape and of one
 that it has compiled (measured: 2 s, 0.3 s and 0.02 to 0.04 s a block)."""
+_DECODE_PAIR = 3
+"""A pair of blocks of the decode kernel, in blocks of sparse prefill."""
 
 _Interpreted = SparsePrefillCase | DcpDecodeCase
 
@@ -50,6 +55,12 @@ def by_shape(tasks: Sequence[Task]) -> list[list[Task]]:
 def longest_first(groups: Sequence[list[Task]]) -> list[list[Task]]:
     """Those that take longest first: begun last, they would run on when all else is done."""
     return sorted(groups, key=_cost, reverse=True)
+
+
+def alone(case: Case) -> bool:
+    """Whether a case's tensors are too many for any other to run beside it: candidate, reference and
+    judge hold them on one device, and the inputs and two results stand in the host's memory."""
+    return _elements(case) > _ALONE_ELEMENTS
 
 
 def _cost(group: Sequence[Task]) -> int:
@@ -96,9 +107,10 @@ def variety_first(tasks: Sequence[Task], interpreted: Callable[[Case], bool]) ->
 
 
 def _work(case: SparsePrefillCase | DcpDecodeCase) -> tuple[int, int]:
-    """Programs and blocks of a case."""
+    """Programs of a case, and its blocks in those of sparse prefill."""
     if isinstance(case, DcpDecodeCase):
-        return len(case.ranks), case.blocks(jax_decode.KEYS, jax_decode.ROWS)
+        pairs = case.blocks(jax_decode.KEYS, jax_decode.ROWS)
+        return len(case.ranks), _DECODE_PAIR * pairs
     return len(set(case.q_lens) - {0}) or 1, case.blocks(KEYS, HEADS)
 
 

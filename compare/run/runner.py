@@ -11,7 +11,7 @@ from compare.run import registry
 from compare.run.implementations import Implementation
 from compare.run.interruption import work_is_over
 from compare.run.jax_implementations import INTERPRETER
-from compare.run.order import variety_first
+from compare.run.order import alone, variety_first
 from compare.run.session import (
     INTERPRETER_SECONDS,
     Event,
@@ -128,7 +128,19 @@ def _events(
     named = {suite: _target(found) for suite, found in references.items()}
     session.close()  # each job has workers of its own
     names = [candidate.name for candidate in candidates]
-    return parallel_events(tasks, targets, names, named, options, jobs)
+
+    def begin(tasks: Sequence[Task], jobs: int) -> Generator[Event]:
+        return parallel_events(tasks, targets, names, named, options, jobs)
+
+    def events() -> Generator[Event]:
+        beside = [task for task in tasks if not alone(task.case)]
+        if beside:
+            yield from begin(beside, jobs)
+        for task in tasks:
+            if alone(task.case):  # in a process of its own, which takes its memory with it
+                yield from begin([task], 1)
+
+    return events()
 
 
 def _candidates(

@@ -131,3 +131,19 @@ def test_ctrl_c_ends_the_jobs_and_keeps_their_rows() -> None:
 def test_what_has_no_name_cannot_go_to_a_job() -> None:
     with pytest.raises(ValueError, match="with jobs > 1 implementations are found by name"):
         run(PLANS, [UserImplementation(lambda **_: [])], "oracle", jobs=2)
+
+
+def test_a_case_too_big_to_have_company_runs_after_the_others_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ("s_q=70000,h=128", "s_q=2", "s_q=70000,h=128,seed=1", "s_q=4096,h=128,d=576")
+    cases: list[Case] = [parse_case(f"sparse-prefill:{line}") for line in lines]
+    begun = []
+
+    def remember(tasks, candidates, names, references, options, jobs):
+        begun.append(([task.index for task in tasks], jobs))
+        yield from ()
+
+    monkeypatch.setattr(jobs, "parallel_events", remember)
+    run(cases, ["xla"], "oracle", jobs=6, device="cpu")
+    assert begun == [([1, 3], 6), ([0], 1), ([2], 1)]
