@@ -58,8 +58,8 @@ def longest_first(groups: Sequence[list[Task]]) -> list[list[Task]]:
 
 
 def alone(case: Case) -> bool:
-    """Whether a case's tensors are too many for any other to run beside it: candidate, reference and
-    judge hold them on one device, and the inputs and two results stand in the host's memory."""
+    """Whether a case's tensors are too many for any other to run beside it: candidate, reference
+    and judge hold them on one device, and the inputs and two results stand in the host's memory."""
     return _elements(case) > _ALONE_ELEMENTS
 
 
