@@ -14,8 +14,8 @@ from compare.run.local_decode import DcpDecode, DecodePlanner
 from compare.run.result import DcpDecodeResult
 from compare.run.shards import merge_by_jax
 
-INTERPRETER_BLOCKS = 128
-KEYS, ROWS = 64, 64  # of one block of the kernel: keys, (token, head) rows
+INTERPRETER_BLOCKS = 64
+KEYS, ROWS = 128, 64  # of one pair of blocks of the kernel: keys, (token, head) rows
 
 
 class JaxDcpDecode(JaxBackend, DcpDecode):

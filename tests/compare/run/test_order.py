@@ -75,3 +75,22 @@ def test_half_of_the_default_cases_shows_what_all_of_them_show() -> None:
 
     assert shown(ordered[: len(cases) // 2]) == shown(tasks)
     assert shown(tasks[: len(cases) // 2]) != shown(tasks)
+
+
+def test_cases_of_both_kernels_take_turns_in_the_interpreter_s_time() -> None:
+    lines = [
+        "sparse-prefill:s_q=2", "sparse-prefill:s_q=2,seed=2", "dcp-decode:lens=90,q=2",
+        "dcp-decode:lens=91,q=2,seed=2", "decode-plan:lens=9,q=1",
+    ]  # fmt: skip
+    tasks = [Task(index=i, case=parse_case(line), candidates=(0,)) for i, line in enumerate(lines)]
+    ordered = variety_first(tasks, lambda case: "plan" not in case.suite)
+    assert {task.index for task in ordered[:2]} == {0, 2} and ordered[-1].index == 4
+
+
+def test_a_batch_of_another_group_or_size_is_another_program() -> None:
+    words = ["lens=90,q=2", "lens=90,q=2,data=flat,stale=1", "lens=90,q=2,world=2", "lens=91,q=2"]
+    tasks = [
+        Task(index=i, case=parse_case(f"dcp-decode:{line}"), candidates=(0,))
+        for i, line in enumerate(words)
+    ]
+    assert indices(by_shape(tasks)) == [[0, 1], [2], [3]]

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
 from compare.run.result import PlanResult, SparsePrefillResult
 from compare.run.transfer import fingerprint, pack, receive, send
 from compare.suites import make_inputs, parse_case
@@ -106,3 +106,28 @@ def test_the_fingerprint_sees_the_scale_and_the_chunks() -> None:
     inputs = made()
     for change in ({"sm_scale": 1.0}, {"chunks": ((0, 3),)}, {"topk_length": None}):
         assert fingerprint(dataclasses.replace(inputs, **change)) != fingerprint(inputs)
+
+
+SHARDED = "dcp-decode:lens=40+3,q=2+1,h=2,page=32,world=4,rank=all"
+
+
+def test_shards_arrive_with_their_arrays() -> None:
+    inputs = make_inputs(parse_case(SHARDED))
+    arrived = carried(inputs)
+    assert arrived.sha256() == inputs.sha256()
+    assert [shard.dcp_rank for shard in arrived.shards] == [0, 1, 2, 3]
+    assert arrived.shards[3].kv_cache.dtype == ml_dtypes.bfloat16
+
+
+def test_more_files_than_one_message_takes_arrive_in_order() -> None:
+    inputs = make_inputs(parse_case("dcp-decode:lens=9,q=1,h=1,page=1,world=45,rank=all"))
+    assert carried(inputs).sha256() == inputs.sha256()
+
+
+def test_the_fingerprint_sees_what_a_shard_holds() -> None:
+    inputs = make_inputs(parse_case(SHARDED))
+    before = fingerprint(inputs)
+    assert fingerprint(make_inputs(parse_case(SHARDED))) == before
+    assert isinstance(inputs, DcpDecodeInputs) and inputs.shards is not None
+    inputs.shards[2].seq_lens[0] += 1
+    assert fingerprint(inputs) != before
