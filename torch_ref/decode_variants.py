@@ -106,7 +106,7 @@ class DecodeVariant:
         if self.lse_layout == "reshaped":
             lse = lse.clone()
             for start, end in pairwise(given.query_start_loc):
-                lse[start:end] = lse[start:end].mT.reshape(end - start, -1)
+                lse[start:end] = lse[start:end].mT.clone().reshape(end - start, lse.shape[1])
         if self.head_shift:
             out, lse, p2 = (
                 torch.roll(tensor, self.head_shift, dims=1) for tensor in (out, lse, p2)

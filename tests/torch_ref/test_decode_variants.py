@@ -177,6 +177,14 @@ def test_lse_read_in_another_layout():
     assert got.tolist() == [[0, 1, 10], [11, 20, 21], [100, 101, 110], [111, 120, 121]]
 
 
+@pytest.mark.parametrize(("heads", "query_lens"), [(1, [3, 2]), (3, [1, 0, 2]), (1, [1])])
+def test_lse_of_one_token_one_head_or_no_token_in_another_layout(heads, query_lens):
+    problem = random_problem([9] * len(query_lens), query_lens, heads=heads)
+    right, got = oracle(problem), oracle(problem, lse_layout="reshaped")
+    assert torch.equal(got.lse[:1], right.lse[:1])
+    assert torch.equal(got.lse.flatten().sort().values, right.lse.flatten().sort().values)
+
+
 def test_rows_can_be_chosen_where_a_deviation_moves_them():
     problem = random_problem([20, 9], [4, 1], heads=3)
     variant = DecodeVariant(lse_layout="reshaped")
