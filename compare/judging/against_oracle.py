@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 
-from compare.judging.evidence import Rows, places_of, row_norm
-from compare.judging.metrics import Distance, round_to_bfloat16, to_float64, ulp_distance
-from compare.judging.result_view import ResultView
+from compare.judging.device import to_numpy, upload
+from compare.judging.elements import Pair, round_to_bfloat16, row_norm
+from compare.judging.evidence import Rows, places_of
+from compare.judging.metrics import Distance
+from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.tolerance import (
     EXACT_LSE_ULPS,
     FEW_ROWS,
@@ -40,28 +43,33 @@ class AgainstOracle:
         self._error = self._torch_error = self._expected = 0.0
         self._out_rows = 0
 
-    def add(self, rows: Rows) -> None:
-        """One block. Rows with a special value due take part in the metrics only."""
+    def add(self, rows: Rows, out: OutBlock) -> None:
+        """One block; out: its rows as `view.block` gives them. Rows with a special value due take
+        part in the metrics only.
+        """
         heads = self.view.heads
         places = places_of(rows.tokens, heads)
         kinds = rows.kinds
         self.judged += len(places)
         per_row = np.zeros(len(places))
         for name, got in self.view.statistics(rows.tokens).items():
-            expected = getattr(rows.oracle, name)
             skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
-            self.distances[name].add(got.ravel(), expected.ravel(), places, skip.ravel())
+            expected = torch.from_numpy(getattr(rows, name).ravel())
+            pair = Pair(upload(got.ravel(), None), expected, torch.from_numpy(skip.ravel()))
+            self.distances[name].add(pair, places)
             compared = ~(kinds.undefined | kinds.nan_score | kinds.empty[:, None])
             compared &= np.isfinite(got)
             share = self._statistic(name, got, rows, compared).ravel()
             per_row = np.maximum(per_row, share)
 
-        at, out = self.view.out(rows.tokens)
-        expected = rows.oracle.out.reshape(len(places), -1)[at]
-        self.distances["out"].add(out, expected, places[at], kinds.undefined.ravel()[at])
-        compared = ~(kinds.undefined | kinds.nan_out | kinds.zero_out).ravel()[at]
-        share = self._out(out, expected, rows, at, compared)
-        per_row[at] = np.maximum(per_row[at], share)
+        at = out.at
+        if len(at):
+            skip = torch.from_numpy(kinds.undefined.ravel()[at]).to(out.values.device)
+            pair = Pair(out.values, out.of(rows.oracle_out.flatten(0, 1)), skip)
+            self.distances["out"].add(pair, places[at])
+            compared = ~(kinds.undefined | kinds.nan_out | kinds.zero_out).ravel()[at]
+            share = self._out(pair, rows, at, compared)
+            per_row[at] = np.maximum(per_row[at], share)
 
         self._tokens.append(rows.tokens)
         self._token_shares.append(per_row.reshape(-1, heads).max(axis=1))
@@ -85,7 +93,7 @@ class AgainstOracle:
     def _statistic(
         self, name: str, got: np.ndarray, rows: Rows, compared: np.ndarray
     ) -> np.ndarray:
-        expected = getattr(rows.oracle, name)
+        expected = getattr(rows, name)
         bound = getattr(rows.bounds, name)
         if self.exact:
             bound = EXACT_LSE_ULPS * ulp(expected) if name == "lse" else np.zeros_like(expected)
@@ -110,37 +118,29 @@ class AgainstOracle:
             )
         return share
 
-    def _out(
-        self,
-        out: np.ndarray,
-        expected: np.ndarray,
-        rows: Rows,
-        at: np.ndarray,
-        compared: np.ndarray,
-    ) -> np.ndarray:
-        got = to_float64(out)
-        difference = np.where(np.isfinite(got) & compared[:, None], got - expected, 0.0)
-        error = row_norm(difference)
+    def _out(self, pair: Pair, rows: Rows, at: np.ndarray, compared: np.ndarray) -> np.ndarray:
+        error = to_numpy(pair.row_error)
         flushed = rows.bounds.flushed.ravel()[at] & compared
         if flushed.any():
-            error = np.where(flushed, np.minimum(error, row_norm(got)), error)
+            error = np.where(flushed, np.minimum(error, to_numpy(row_norm(pair.got))), error)
         bound = rows.bounds.out.ravel()[at]
+        difference, expected = pair.error, pair.expected
         if self.exact:
-            rounded = round_to_bfloat16(expected)
-            steps = ulp_distance(out, rounded)
-            steps = np.where(compared[:, None] & np.isfinite(got), steps, 0)
-            error, bound = steps.max(axis=1, initial=0).astype(np.float64), np.zeros(len(at))
-            expected = to_float64(rounded)
-            difference = steps.astype(np.float64)
+            difference = pair.ulp()
+            if pair.counted is not None:
+                difference = torch.where(pair.counted, difference, 0)
+            error, bound = to_numpy(difference.amax(dim=1)).astype(np.float64), np.zeros(len(at))
+            expected = round_to_bfloat16(expected)
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(compared & (error > 0.0), error / bound, 0.0)
-        if len(share):
-            self._keep_worst_row(share, error, bound, difference, got, expected, rows, at)
+        self._keep_worst_row(share, error, bound, difference, pair.got, expected, rows, at)
         if not self.exact and compared.any():
+            torch_error = rows.torch_error.ravel()[at]
+            length = rows.out_norm.ravel()[at]
             self._out_rows += int(np.count_nonzero(compared))
             self._error += float(np.sum(error[compared] ** 2))
-            self._torch_error += float(np.sum(rows.torch_error.ravel()[at][compared] ** 2))
-            self._expected += float(np.sum(expected[compared] ** 2))
+            self._torch_error += float(np.sum(torch_error[compared] ** 2))
+            self._expected += float(np.sum(length[compared] ** 2))
         return share
 
     def _keep_worst_row(
@@ -148,16 +148,16 @@ class AgainstOracle:
         share: np.ndarray,
         error: np.ndarray,
         bound: np.ndarray,
-        difference: np.ndarray,
-        got: np.ndarray,
-        expected: np.ndarray,
+        difference: torch.Tensor,
+        got: torch.Tensor,
+        expected: torch.Tensor,
         rows: Rows,
         at: np.ndarray,
     ) -> None:
         row = int(share.argmax())
         if share[row] <= self.shares["out"]:
             return
-        column = int(np.abs(difference[row]).argmax())
+        column = int(difference[row].argmax())
         token, head = divmod(int(at[row]), self.view.heads)
         self.shares["out"] = float(share[row])
         self.worst["out"] = Worst(

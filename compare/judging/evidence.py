@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped
+import torch
+from jaxtyping import BFloat16, Float64, Int64, Shaped
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judging.metrics import Distance, to_float64
+from compare.judging.device import block_elements, rows_at, to_numpy, upload
+from compare.judging.elements import Pair
+from compare.judging.metrics import Distance
 from compare.judging.row_kinds import KeyFacts, RowKinds
 from compare.judging.threads import in_order
 from compare.judging.tolerance import FLASHMLA, Bounds, calibrated_bounds, reciprocal_is_flushed
 from compare.judging.verdict import TensorMetrics
 
 if TYPE_CHECKING:
-    import torch
-
     from torch_ref import Variant
 
 EVERY_ROW_FLOP = 5e11
@@ -31,10 +31,9 @@ EVERY_ROW_FLOP = 5e11
 SAMPLED_TOKENS = 256
 """Tokens drawn by seed where the oracle can't judge every row."""
 
-BLOCK_ELEMENTS = 1 << 18
-"""Elements of out in one block: 2 MB in float64, so that a processor cache holds it."""
-
 _CACHED_BYTES = 1 << 30
+_CACHED_BYTES_CUDA = 1 << 29
+"""Less than on the host: kernels under test share the GPU's memory, often in several processes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,22 +50,40 @@ class OracleRows:
 class Rows:
     """All that is known about the rows of n tokens before a candidate is looked at.
 
-    torch_out [n, H, 512] bfloat16, torch_max_logits and torch_lse [n, H] float32: the yardstick's.
-    torch_error [n, H]: |t - o| of out. bounds: the calibrated ones.
+    oracle_out [n, H, 512] float64 and yardstick_out [n, H, 512] bfloat16 lie on the device.
+    max_logits, lse, p2 [n, H] float64: the oracle's. torch_max_logits and torch_lse [n, H] float32:
+    the yardstick's. torch_error and out_norm [n, H]: |t - o| and |o| of out. bounds: the
+    calibrated ones.
     """
 
     tokens: Int64[np.ndarray, " n"]
     kinds: RowKinds
-    oracle: OracleRows
-    torch_out: Shaped[np.ndarray, "n H 512"]
+    oracle_out: Float64[torch.Tensor, "n H 512"]
+    yardstick_out: BFloat16[torch.Tensor, "n H 512"]
+    max_logits: Float64[np.ndarray, "n H"]
+    lse: Float64[np.ndarray, "n H"]
+    p2: Float64[np.ndarray, "n H"]
     torch_max_logits: Shaped[np.ndarray, "n H"]
     torch_lse: Shaped[np.ndarray, "n H"]
     torch_error: Float64[np.ndarray, "n H"]
+    out_norm: Float64[np.ndarray, "n H"]
     bounds: Bounds
 
     @property
+    def oracle(self) -> OracleRows:
+        """The oracle's rows on the host."""
+        return OracleRows(
+            out=to_numpy(self.oracle_out), max_logits=self.max_logits, lse=self.lse, p2=self.p2
+        )
+
+    @property
+    def torch_out(self) -> Shaped[np.ndarray, "n H 512"]:
+        """The yardstick's out on the host, bfloat16."""
+        return to_numpy(self.yardstick_out)
+
+    @property
     def nbytes(self) -> int:
-        return self.oracle.out.nbytes + self.torch_out.nbytes + 16 * self.oracle.lse.nbytes
+        return self.oracle_out.nbytes + self.yardstick_out.nbytes + 16 * self.lse.nbytes
 
 
 class Evidence:
@@ -79,7 +96,7 @@ class Evidence:
     def __init__(self, inputs: SparsePrefillInputs, device: str | None = None) -> None:
         self.inputs = inputs
         self.device = device
-        self.keys = KeyFacts(inputs)
+        self.keys = KeyFacts(inputs, device)
         self._cache: dict[bytes, Rows] = {}
         self._cached_bytes = 0
 
@@ -114,17 +131,20 @@ class Evidence:
     @property
     def step(self) -> int:
         """Tokens in a block."""
-        return max(1, BLOCK_ELEMENTS // (512 * self.heads))
+        return max(1, block_elements(self.device) // (512 * self.heads))
 
     def blocks(self, tokens: Int64[np.ndarray, " n"]) -> Iterator[Rows]:
-        """The rows of these tokens, block by block. What fits into 1 GB is computed once."""
+        """The rows of these tokens, block by block. What fits into 1 GB of host memory, or half as
+        much of a GPU's, is computed once.
+        """
+        most = _CACHED_BYTES_CUDA if self.keys.kv.is_cuda else _CACHED_BYTES
         for at in range(0, len(tokens), self.step):
             block = tokens[at : at + self.step]
             key = block.tobytes()
             rows = self._cache.get(key)
             if rows is None:
                 rows = self._rows(block)
-                if self._cached_bytes + rows.nbytes <= _CACHED_BYTES:
+                if self._cached_bytes + rows.nbytes <= most:
                     self._cache[key] = rows
                     self._cached_bytes += rows.nbytes
             yield rows
@@ -133,7 +153,7 @@ class Evidence:
     def torch_against_oracle(self) -> dict[str, TensorMetrics]:
         """Metrics of the yardstick over the sample, by tensor name."""
         distances = _distances()
-        for found in in_order(_torch_distances, self.blocks(self.sample)):
+        for found in in_order(_torch_distances, self.blocks(self.sample), self.device):
             for name, distance in found.items():
                 distances[name].merge(distance)
         return {name: distance.metrics() for name, distance in distances.items()}
@@ -154,72 +174,71 @@ class Evidence:
             **self._arguments(tokens), variant=variant or CONTRACT
         )
         return OracleRows(
-            out=found.out.cpu().numpy(),
-            max_logits=found.max_logits.cpu().numpy(),
-            lse=found.lse.cpu().numpy(),
-            p2=found.p2.cpu().numpy(),
+            out=to_numpy(found.out),
+            max_logits=to_numpy(found.max_logits),
+            lse=to_numpy(found.lse),
+            p2=to_numpy(found.p2),
         )
 
     def _rows(self, tokens: np.ndarray) -> Rows:
         import torch_ref
 
-        kinds = self.keys.rows(tokens)
-        oracle = self.oracle(tokens)
-        torch_result = torch_ref.sparse_prefill(**self._arguments(tokens))
-        torch_out = _bfloat16_to_numpy(torch_result.out)
-        torch_max, torch_lse = torch_result.max_logits.cpu(), torch_result.lse.cpu()
+        arguments = self._arguments(tokens)
+        kinds = self.keys.rows(tokens, arguments["q"], arguments["indices"])
+        oracle = torch_ref.sparse_prefill_oracle(**arguments)
+        yardstick = torch_ref.sparse_prefill(**arguments)
+        max_logits, lse, p2 = map(to_numpy, (oracle.max_logits, oracle.lse, oracle.p2))
+        torch_max, torch_lse = to_numpy(yardstick.max_logits), to_numpy(yardstick.lse)
+        torch_error = to_numpy(torch.linalg.vector_norm(yardstick.out - oracle.out, dim=-1))
+        out_norm = to_numpy(torch.linalg.vector_norm(oracle.out, dim=-1))
         sink = self.inputs.attn_sink
         with np.errstate(invalid="ignore"):
-            torch_error = row_norm(to_float64(torch_out) - oracle.out)
             bounds = calibrated_bounds(
                 kinds.facts,
-                out_norm=row_norm(oracle.out),
-                max_logits=oracle.max_logits,
-                lse=oracle.lse,
-                p2=oracle.p2,
+                out_norm=out_norm,
+                max_logits=max_logits,
+                lse=lse,
+                p2=p2,
                 flushed=reciprocal_is_flushed(
-                    oracle.max_logits,
-                    oracle.lse,
-                    None if sink is None else sink.astype(np.float64),
+                    max_logits, lse, None if sink is None else sink.astype(np.float64)
                 ),
                 torch_errors={
                     "out": torch_error,
-                    "max_logits": np.abs(torch_max.double().numpy() - oracle.max_logits),
-                    "lse": np.abs(torch_lse.double().numpy() - oracle.lse),
+                    "max_logits": np.abs(torch_max.astype(np.float64) - max_logits),
+                    "lse": np.abs(torch_lse.astype(np.float64) - lse),
                 },
             )
         return Rows(
             tokens=tokens,
             kinds=kinds,
-            oracle=oracle,
-            torch_out=torch_out,
-            torch_max_logits=torch_max.numpy(),
-            torch_lse=torch_lse.numpy(),
+            oracle_out=oracle.out,
+            yardstick_out=yardstick.out,
+            max_logits=max_logits,
+            lse=lse,
+            p2=p2,
+            torch_max_logits=torch_max,
+            torch_lse=torch_lse,
             torch_error=torch_error,
+            out_norm=out_norm,
             bounds=bounds,
         )
 
     @cached_property
-    def _kv(self) -> torch.Tensor:
-        kv = self.inputs.kv
-        return _to_torch(kv if kv.flags.writeable else kv.copy(), self.device)
-
-    @cached_property
     def _sink(self) -> torch.Tensor | None:
         sink = self.inputs.attn_sink
-        return None if sink is None else _to_torch(np.array(sink), self.device)
+        return None if sink is None else upload(sink, self.device)
 
     def _arguments(self, tokens: np.ndarray) -> dict[str, Any]:
         """torch_ref's arguments for these tokens: only their rows are copied."""
         inputs, lengths = self.inputs, self.inputs.topk_length
         return {
-            "q": _to_torch(inputs.q[tokens], self.device),
-            "kv": self._kv,
-            "indices": _to_torch(inputs.indices[tokens], self.device),
+            "q": upload(rows_at(inputs.q, tokens), self.device),
+            "kv": self.keys.kv,
+            "indices": upload(rows_at(inputs.indices, tokens), self.device),
             "sm_scale": inputs.sm_scale,
             "d_v": inputs.d_v,
             "attn_sink": self._sink,
-            "topk_length": None if lengths is None else _to_torch(lengths[tokens], self.device),
+            "topk_length": None if lengths is None else upload(lengths[tokens], self.device),
         }
 
 
@@ -231,15 +250,15 @@ def _torch_distances(rows: Rows) -> dict[str, Distance]:
     """The yardstick's distances to the oracle in one block."""
     kinds, distances = rows.kinds, _distances()
     places = places_of(rows.tokens, kinds.undefined.shape[1])
-    for name, got in (
-        ("out", rows.torch_out),
-        ("max_logits", rows.torch_max_logits),
-        ("lse", rows.torch_lse),
+    for name, got, expected in (
+        ("out", rows.yardstick_out, rows.oracle_out),
+        ("max_logits", torch.from_numpy(rows.torch_max_logits), torch.from_numpy(rows.max_logits)),
+        ("lse", torch.from_numpy(rows.torch_lse), torch.from_numpy(rows.lse)),
     ):
         skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
-        expected = getattr(rows.oracle, name)
-        shape = (len(places), *expected.shape[2:])
-        distances[name].add(got.reshape(shape), expected.reshape(shape), places, skip.ravel())
+        left_out = torch.from_numpy(skip.ravel()).to(got.device) if skip.any() else None
+        pair = Pair(got.flatten(0, 1), expected.flatten(0, 1), left_out)
+        distances[name].add(pair, places)
     return distances
 
 
@@ -251,17 +270,3 @@ def places_of(tokens: Int64[np.ndarray, " n"], heads: int) -> Int64[np.ndarray, 
 def row_norm(block: Float64[np.ndarray, "... Dv"]) -> Float64[np.ndarray, "..."]:
     """Euclidean norm over the last axis."""
     return np.sqrt(np.einsum("...d,...d->...", block, block))
-
-
-def _to_torch(array: np.ndarray, device: str | None) -> torch.Tensor:
-    import torch
-
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
-    return torch.from_numpy(array).to(device)
-
-
-def _bfloat16_to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    import torch
-
-    return tensor.cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)

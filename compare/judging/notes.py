@@ -30,7 +30,7 @@ def case_notes(inputs: SparsePrefillInputs, blocks: Iterable[Rows]) -> tuple[str
         if sink is not None and not sink_seen:
             ordinary = ~(rows.kinds.empty[:, None] | rows.kinds.nan_score | rows.kinds.undefined)
             with np.errstate(over="ignore", invalid="ignore"):
-                taken = 1.0 / (1.0 + np.exp(rows.oracle.lse - sink.astype(np.float64)))
+                taken = 1.0 / (1.0 + np.exp(rows.lse - sink.astype(np.float64)))
             sunk_rows += int(np.count_nonzero(ordinary))
             sink_seen = bool((ordinary & ~(taken < HALF_ULP)).any())
     notes = []

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Int64, Shaped
+import torch
+from jaxtyping import BFloat16, Int64, Shaped
+from torch import Tensor
 
 from compare.cases.inputs import SparsePrefillInputs
+from compare.judging.device import rows_at, upload
 from compare.judging.verdict import Status
 from compare.run.result import SparsePrefillResult
 
@@ -63,6 +67,26 @@ def check_form(inputs: SparsePrefillInputs, result: SparsePrefillResult) -> Form
     return None
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class OutBlock:
+    """Rows of out on a device: values [m, 512] at the places `at` (i * H + head for the i-th token
+    of the block). whole: every row of the block is there, in order.
+    """
+
+    at: Int64[np.ndarray, " m"]
+    values: BFloat16[Tensor, "m 512"]
+    whole: bool
+
+    @cached_property
+    def magnitudes(self) -> Shaped[Tensor, "m 512"]:
+        """int16: the bits without the sign. 0x7F80 is infinity, what is larger is NaN."""
+        return self.values.view(torch.int16) & 0x7FFF
+
+    def of(self, rows: Shaped[Tensor, "R ..."]) -> Shaped[Tensor, "m ..."]:
+        """Those rows of a block of all places that are here."""
+        return rows if self.whole else rows[torch.from_numpy(self.at).to(rows.device)]
+
+
 class ResultView:
     """Rows of one result by token; nothing is copied before it is asked for."""
 
@@ -89,7 +113,8 @@ class ResultView:
         """
         H = self.heads
         if self._sorted is None or self._order is None:
-            return np.arange(len(tokens) * H), self.result.out[tokens].reshape(len(tokens) * H, -1)
+            out = rows_at(self.result.out, tokens)
+            return np.arange(len(tokens) * H), out.reshape(len(tokens) * H, -1)
         first = np.searchsorted(self._sorted, tokens * H)
         last = np.searchsorted(self._sorted, (tokens + 1) * H)
         at = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
@@ -97,9 +122,15 @@ class ResultView:
         local = np.repeat(np.arange(len(tokens)), last - first)
         return local * H + self._sorted[at] % H, self.result.out[self._order[at]]
 
+    def block(self, tokens: Int64[np.ndarray, " n"], device: str | None) -> OutBlock:
+        """The rows of out that these tokens have, carried to a device."""
+        at, out = self.out(tokens)
+        whole = len(at) == len(tokens) * self.heads
+        return OutBlock(at=at, values=upload(out, device), whole=whole)
+
     def statistics(self, tokens: Int64[np.ndarray, " n"]) -> dict[str, Shaped[np.ndarray, "n H"]]:
         """lse, and max_logits where the result has it."""
-        found = {"lse": self.result.lse[tokens]}
+        found = {"lse": rows_at(self.result.lse, tokens)}
         if self.result.max_logits is not None:
-            found["max_logits"] = self.result.max_logits[tokens]
+            found["max_logits"] = rows_at(self.result.max_logits, tokens)
         return found

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int, Int64
+import torch
+from jaxtyping import BFloat16, Bool, Float64, Int, Int32, Int64, Num
+from torch import Tensor
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judging.metrics import to_float64
+from compare.judging.device import block_elements, rows_at, to_numpy, upload
 from compare.judging.tolerance import LOG2E, RowFacts
 
-_BLOCK = 1 << 20
 _LOWEST_RUNNING_MAX = 1e30
 """FlashMLA's running maximum starts at -1e30 in base 2: beyond that size a score isn't defined."""
 
@@ -47,41 +48,53 @@ class RowKinds:
 class KeyFacts:
     """Norms and special values of all kv rows, found once; `rows` then classifies any tokens."""
 
-    def __init__(self, inputs: SparsePrefillInputs) -> None:
+    def __init__(self, inputs: SparsePrefillInputs, device: str | None = None) -> None:
         self._inputs = inputs
-        S, D = inputs.kv.shape
-        self._norm = np.zeros(S)
-        self._nan = np.zeros(S, bool)
-        self._inf = np.zeros(S, bool)
-        step = max(1, _BLOCK // D)
-        for at in range(0, S, step):
-            block = slice(at, at + step)
-            self._norm[block], self._nan[block], self._inf[block] = _norms(inputs.kv[block])
+        self._device = device
+        self.kv: BFloat16[Tensor, "S D"] = upload(inputs.kv, device)
+        """The keys, on the device."""
+        step = max(1, block_elements(device) // inputs.kv.shape[1])
+        # One row more stands for the keys of invalid slots.
+        blocks = (*self.kv.split(step), self.kv.new_zeros(1, self.kv.shape[1]))
+        columns = zip(*map(_norms, blocks), strict=True)
+        self._norm, self._nan, self._inf = map(torch.cat, columns)
 
     def valid(self, tokens: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n K"]:
         """0 <= index < S and slot < topk_length: the one rule of validity (spec 1.2)."""
-        inputs = self._inputs
-        indices = inputs.indices[tokens]
-        valid = (indices >= 0) & (indices < len(inputs.kv))
-        if inputs.topk_length is not None:
-            valid &= np.arange(indices.shape[1]) < inputs.topk_length[tokens][:, None]
+        return to_numpy(self._valid(tokens, upload(self._inputs.indices[tokens], self._device)))
+
+    def _valid(
+        self, tokens: Int64[np.ndarray, " n"], indices: Int32[Tensor, "n K"]
+    ) -> Bool[Tensor, "n K"]:
+        valid = (indices >= 0) & (indices < len(self._inputs.kv))
+        if self._inputs.topk_length is not None:
+            lengths = upload(self._inputs.topk_length[tokens], self._device)
+            valid &= torch.arange(indices.shape[1], device=indices.device) < lengths[:, None]
         return valid
 
-    def rows(self, tokens: Int64[np.ndarray, " n"]) -> RowKinds:
-        """The kinds of all rows of these tokens."""
+    def rows(
+        self,
+        tokens: Int64[np.ndarray, " n"],
+        q: BFloat16[Tensor, "n H D"] | None = None,
+        indices: Int32[Tensor, "n K"] | None = None,
+    ) -> RowKinds:
+        """The kinds of all rows of these tokens. q, indices: theirs, where they are on the device
+        already.
+        """
         inputs = self._inputs
-        valid = self.valid(tokens)
-        indices = np.where(valid, inputs.indices[tokens], -1)
-        empty = ~valid.any(axis=1)
-        q_norm, q_nan, q_inf = _norms(inputs.q[tokens])
-        if len(inputs.kv):
-            named = np.where(valid, indices, 0)
-            key_nan = (valid & self._nan[named]).any(axis=1)
-            key_inf = (valid & self._inf[named]).any(axis=1)
-            longest = np.where(valid, self._norm[named], 0.0).max(axis=1, initial=0.0)
-        else:
-            key_nan = key_inf = np.zeros(len(tokens), bool)
-            longest = np.zeros(len(tokens))
+        q = upload(rows_at(inputs.q, tokens), self._device) if q is None else q
+        if indices is None:
+            indices = upload(rows_at(inputs.indices, tokens), self._device)
+        q_norm, q_nan, q_inf = map(to_numpy, _norms(q))
+        valid = self._valid(tokens, indices)
+        named = torch.where(valid, indices, len(inputs.kv))
+        count = to_numpy(valid.sum(dim=1))
+        longest = np.zeros(len(tokens))
+        key_nan = key_inf = np.zeros(len(tokens), bool)
+        if named.shape[1]:
+            longest = to_numpy(self._norm[named].amax(dim=1))
+            key_nan, key_inf = (to_numpy(f[named].any(dim=1)) for f in (self._nan, self._inf))
+        empty = count == 0
         filled = ~empty[:, None]
         reach = abs(inputs.sm_scale) * q_norm * longest[:, None]
         undefined = filled & ((q_inf | key_inf[:, None]) | (reach * LOG2E > _LOWEST_RUNNING_MAX))
@@ -98,8 +111,8 @@ class KeyFacts:
             zero_out=zero_out,
             undefined=undefined,
             facts=RowFacts(
-                count=valid.sum(axis=1),
-                copies=most_copies(indices),
+                count=count,
+                copies=to_numpy(most_copies(torch.where(valid, indices, -1))),
                 longest=longest,
                 reach=reach,
                 d_qk=inputs.q.shape[2],
@@ -107,28 +120,32 @@ class KeyFacts:
         )
 
 
-def most_copies(indices: Int[np.ndarray, "n K"]) -> Int64[np.ndarray, " n"]:
+def most_copies(indices: Int[Tensor, "n K"]) -> Int64[Tensor, " n"]:
     """How often the most frequent non-negative value of each row occurs; 0 where there is none."""
     if indices.shape[1] == 0:
-        return np.zeros(len(indices), np.int64)
-    ranked = np.sort(indices, axis=1)
-    place = np.arange(ranked.shape[1])
-    starts = np.ones(ranked.shape, bool)
+        return indices.new_zeros(len(indices), dtype=torch.int64)
+    # torch sorts on a CPU several times slower than NumPy, and orders positions along.
+    ranked = (
+        indices.sort(dim=1).values
+        if indices.is_cuda
+        else torch.from_numpy(np.sort(indices.numpy(), axis=1))
+    )
+    place = torch.arange(ranked.shape[1], device=ranked.device)
+    starts = torch.ones_like(ranked, dtype=torch.bool)
     starts[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
-    first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-    return np.where(ranked >= 0, place - first + 1, 0).max(axis=1)
+    first = torch.where(starts, place, 0).cummax(dim=1).values
+    return torch.where(ranked >= 0, place - first + 1, 0).amax(dim=1)
 
 
 def _norms(
-    block: np.ndarray,
-) -> tuple[Float64[np.ndarray, "..."], Bool[np.ndarray, "..."], Bool[np.ndarray, "..."]]:
+    block: Num[Tensor, "*rows D"],
+) -> tuple[Float64[Tensor, "*rows"], Bool[Tensor, "*rows"], Bool[Tensor, "*rows"]]:
     """Norm over the last axis of what is finite, and whether a NaN or an infinity stands there."""
-    values = to_float64(block)
-    square = np.einsum("...d,...d->...", values, values)
-    if np.isfinite(square).all():
-        none = np.zeros(square.shape, bool)
-        return np.sqrt(square), none, none
-    finite = np.isfinite(values)
-    kept = np.where(finite, values, 0.0)
-    norm = np.sqrt(np.einsum("...d,...d->...", kept, kept))
-    return norm, np.isnan(values).any(axis=-1), np.isinf(values).any(axis=-1)
+    values = block.double()
+    norm = torch.linalg.vector_norm(values, dim=-1)
+    if bool(torch.isfinite(norm).all()):
+        none = torch.zeros_like(norm, dtype=torch.bool)
+        return norm, none, none
+    kept = torch.where(torch.isfinite(values), values, 0.0)
+    norm = torch.linalg.vector_norm(kept, dim=-1)
+    return norm, torch.isnan(values).any(dim=-1), torch.isinf(values).any(dim=-1)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64
 
-from compare.judging.evidence import places_of, row_norm
-from compare.judging.metrics import Distance, to_float64
-from compare.judging.result_view import ResultView
+from compare.judging.device import to_numpy, upload
+from compare.judging.elements import Pair, row_norm
+from compare.judging.evidence import places_of
+from compare.judging.metrics import Distance
+from compare.judging.result_view import OutBlock, ResultView
+from compare.judging.row_kinds import RowKinds
 from compare.judging.tolerance import FLASHMLA
 from compare.judging.verdict import TensorMetrics
 
@@ -30,37 +34,39 @@ class SideBySide:
     def add(
         self,
         tokens: Int64[np.ndarray, " n"],
-        nan_score: np.ndarray,
-        undefined: np.ndarray,
+        kinds: RowKinds,
+        out: OutBlock,
+        reference: OutBlock,
     ) -> None:
-        """One block; nan_score and undefined [n, H] as in RowKinds."""
+        """One block; out and reference: its rows as each side's view gives them."""
         heads = self._candidate.heads
         places = places_of(tokens, heads)
         self._tokens.append(tokens)
         mine, theirs = self._candidate.statistics(tokens), self._reference.statistics(tokens)
         for name in self.distances.keys() - {"out"}:
-            a, r = mine[name], theirs[name]
-            skip = undefined | (nan_score if name == "max_logits" else False)
-            self.distances[name].add(a.ravel(), r.ravel(), places, skip.ravel())
-            difference = np.where(skip, 0.0, _difference(to_float64(a), to_float64(r)))
-            scale = np.maximum(1.0, np.abs(np.where(np.isfinite(r), r, 0.0)))
-            self._differences[name].append((difference / scale).max(axis=1, initial=0.0))
-        at, a = self._candidate.out(tokens)
-        at_reference, r = self._reference.out(tokens)
-        if len(at) != len(at_reference) or (at != at_reference).any():
+            skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
+            pair = Pair(*(upload(side[name].ravel(), None) for side in (mine, theirs)), _mask(skip))
+            self.distances[name].add(pair, places)
+            scale = np.maximum(1.0, np.abs(to_numpy(pair.expected)))
+            apart = (_apart(pair) / scale).reshape(-1, heads)
+            self._differences[name].append(apart.max(axis=1, initial=0.0))
+        at, a, r = out.at, out.values, reference.values
+        if len(at) != len(reference.at) or (at != reference.at).any():
             at, first, second = np.intersect1d(
-                at, at_reference, assume_unique=True, return_indices=True
+                at, reference.at, assume_unique=True, return_indices=True
             )
-            a, r = a[first], r[second]
-        skip = undefined.ravel()[at]
-        self.distances["out"].add(a, r, places[at], skip)
-        a, r = to_float64(a), to_float64(r)
-        apart = row_norm(_difference(a, r))
-        length = row_norm(np.where(np.isfinite(r), r, 0.0))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            relative = np.where(skip | (apart == 0.0), 0.0, apart / length)
+            a, r = (
+                rows[torch.from_numpy(chosen).to(rows.device)]
+                for rows, chosen in ((a, first), (r, second))
+            )
         largest = np.zeros(len(tokens))
-        np.maximum.at(largest, at // heads, relative)
+        if len(at):
+            pair = Pair(a, r, _mask(kinds.undefined.ravel()[at], a.device))
+            self.distances["out"].add(pair, places[at])
+            apart, length = _apart(pair), to_numpy(row_norm(pair.expected))
+            with np.errstate(invalid="ignore", divide="ignore"):
+                relative = np.where(apart == 0.0, 0.0, apart / length)
+            np.maximum.at(largest, at // heads, relative)
         self._differences["out"].append(largest)
 
     def merge(self, later: SideBySide) -> None:
@@ -86,11 +92,12 @@ class SideBySide:
         return np.unique(np.concatenate(chosen))
 
 
-def _difference(
-    a: Float64[np.ndarray, "*shape"], r: Float64[np.ndarray, "*shape"]
-) -> Float64[np.ndarray, "*shape"]:
-    """|a - r|; 0 for equal special values, inf where only one is special."""
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(a - r)
-    same = (a == r) | (np.isnan(a) & np.isnan(r))
-    return np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))
+def _apart(pair: Pair) -> Float64[np.ndarray, " m"]:
+    """|a - r| of each row; inf where only one of them has a special value."""
+    apart = to_numpy(pair.row_error)
+    return apart if pair.one_sided is None else np.where(to_numpy(pair.one_sided), np.inf, apart)
+
+
+def _mask(skip: np.ndarray, device: torch.device | None = None) -> torch.Tensor | None:
+    """Rows to skip as a tensor; None where there are none."""
+    return torch.from_numpy(skip.ravel()).to(device) if skip.any() else None

@@ -9,6 +9,7 @@ reference that is itself out of bounds is named, and the case is judged against 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Int64
@@ -66,8 +67,7 @@ def judge(
     theirs = None if reference is None else _Side(ResultView(reference), inputs)
     sides = (ours,) if theirs is None else (ours, theirs)
     beside = None if theirs is None else SideBySide(ours.view, theirs.view)
-    _look_at_all_rows(evidence, sides, beside)
-    _ask_the_oracle(evidence, sides, _judged_tokens(evidence, beside))
+    _measure(evidence, sides, beside)
 
     if theirs is not None and (said := theirs.failures(profile)):
         reference_failed = "; ".join(said)
@@ -115,8 +115,7 @@ def share_by_tensor(
     "out tensor", the bound of out as a whole. inf where a special value is at the wrong place.
     """
     side = _Side(ResultView(result), inputs)
-    _look_at_all_rows(evidence, (side,), None)
-    _ask_the_oracle(evidence, (side,), evidence.sample)
+    _measure(evidence, (side,), None)
     return side.shares | {finding.tensor: math.inf for finding in side.special.findings}
 
 
@@ -128,6 +127,10 @@ class _Side:
         self.special = SpecialValues()
         exact = getattr(inputs.case, "data", None) == "exact"
         self.numbers = AgainstOracle(self.view, exact=exact)
+
+    def fresh_numbers(self) -> AgainstOracle:
+        """What the numbers of one more block are gathered in."""
+        return AgainstOracle(self.view, exact=self.numbers.exact)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -180,26 +183,57 @@ def _prefixed(profile: str, failures: dict[str, str], name: str = "flashmla") ->
     return [f"{name}: {said}" if profile == "both" else said for said in failures.values()]
 
 
-def _look_at_all_rows(
-    evidence: Evidence, sides: tuple[_Side, ...], beside: SideBySide | None
+def _measure(evidence: Evidence, sides: tuple[_Side, ...], beside: SideBySide | None) -> None:
+    """Special values and candidate beside reference in every row, and rows against the oracle: in
+    one walk where it has every row, else its sample and the most different rows after the walk.
+    """
+    if evidence.complete:
+        _walk(evidence, sides, beside, evidence.blocks(evidence.sample))
+        return
+    step = evidence.step
+    every = np.arange(evidence.num_tokens)
+    _walk(evidence, sides, beside, (every[at : at + step] for at in range(0, len(every), step)))
+    tokens = evidence.sample
+    if beside is not None:
+        tokens = np.union1d(tokens, beside.most_different())
+    _ask_the_oracle(evidence, sides, tokens)
+
+
+def _walk(
+    evidence: Evidence,
+    sides: tuple[_Side, ...],
+    beside: SideBySide | None,
+    blocks: Iterable[Rows | Int64[np.ndarray, " n"]],
 ) -> None:
-    """What is looked at in every row: special values, and candidate beside reference."""
+    """All that is to be said about blocks of tokens, each carried to the device once; of a block
+    that comes as Rows, what the oracle says too.
+    """
 
-    def look(at: int) -> tuple[list[SpecialValues], SideBySide | None]:
-        tokens = np.arange(at, min(at + evidence.step, evidence.num_tokens))
-        kinds = evidence.keys.rows(tokens)
-        found = [SpecialValues() for _ in sides]
-        for special, side in zip(found, sides, strict=True):
-            special.add(tokens, kinds, side.view)
+    def look(
+        block: Rows | Int64[np.ndarray, " n"],
+    ) -> tuple[list[SpecialValues], list[AgainstOracle], SideBySide | None]:
+        rows = block if isinstance(block, Rows) else None
+        tokens = block.tokens if isinstance(block, Rows) else block
+        kinds = evidence.keys.rows(tokens) if rows is None else rows.kinds
+        outs = [side.view.block(tokens, evidence.device) for side in sides]
+        special = [SpecialValues() for side in sides]
+        numbers = [] if rows is None else [side.fresh_numbers() for side in sides]
+        for found, side, out in zip(special, sides, outs, strict=True):
+            found.add(tokens, kinds, side.view, out)
+        if rows is not None:
+            for found, out in zip(numbers, outs, strict=True):
+                found.add(rows, out)
         if beside is None:
-            return found, None
+            return special, numbers, None
         both = SideBySide(sides[0].view, sides[1].view)
-        both.add(tokens, kinds.nan_score, kinds.undefined)
-        return found, both
+        both.add(tokens, kinds, *outs)
+        return special, numbers, both
 
-    for found, both in in_order(look, range(0, evidence.num_tokens, evidence.step)):
-        for side, special in zip(sides, found, strict=True):
-            side.special.merge(special)
+    for special, numbers, both in in_order(look, blocks, evidence.device):
+        for side, found in zip(sides, special, strict=True):
+            side.special.merge(found)
+        for side, found in zip(sides, numbers, strict=False):
+            side.numbers.merge(found)
         if beside is not None and both is not None:
             beside.merge(both)
 
@@ -210,18 +244,11 @@ def _ask_the_oracle(
     """The rows of these tokens against the oracle."""
 
     def measure(rows: Rows) -> list[AgainstOracle]:
-        found = [AgainstOracle(side.view, exact=side.numbers.exact) for side in sides]
-        for numbers in found:
-            numbers.add(rows)
+        found = [side.fresh_numbers() for side in sides]
+        for numbers, side in zip(found, sides, strict=True):
+            numbers.add(rows, side.view.block(rows.tokens, evidence.device))
         return found
 
-    for found in in_order(measure, evidence.blocks(tokens)):
+    for found in in_order(measure, evidence.blocks(tokens), evidence.device):
         for side, numbers in zip(sides, found, strict=True):
             side.numbers.merge(numbers)
-
-
-def _judged_tokens(evidence: Evidence, beside: SideBySide | None) -> Int64[np.ndarray, " n"]:
-    """The tokens that the oracle computes for this candidate, ascending."""
-    if evidence.complete or beside is None:
-        return evidence.sample
-    return np.union1d(evidence.sample, beside.most_different())

@@ -8,13 +8,17 @@ import dataclasses
 import math
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 
-from compare.judging.result_view import ResultView
+from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.row_kinds import RowKinds
 from compare.judging.verdict import Worst
 
 SUSPECTS = 64
+
+_INFINITY = 0x7F80
+"""The bits of +inf in bfloat16."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -50,37 +54,78 @@ class SpecialValues:
     def findings(self) -> list[Finding]:
         return list(self._findings.values())
 
-    def add(self, tokens: Int64[np.ndarray, " n"], kinds: RowKinds, view: ResultView) -> None:
-        """One block of tokens."""
+    def add(
+        self, tokens: Int64[np.ndarray, " n"], kinds: RowKinds, view: ResultView, out: OutBlock
+    ) -> None:
+        """One block of tokens; out: its rows as `view.block` gives them."""
         statistics = view.statistics(tokens)
         self._statistic(tokens, kinds, "lse", statistics["lse"])
         if "max_logits" in statistics:
             self._statistic(tokens, kinds, "max_logits", statistics["max_logits"])
-        places, out = view.out(tokens)
-        unusual = _not_finite(out)
-        if kinds.ordinary and not unusual.any():
+        if len(out.at) == 0:
             return
-        at = np.stack([tokens[places // view.heads], places % view.heads], axis=1)
+        largest = out.magnitudes.amax(dim=1).cpu().numpy()
+        if kinds.ordinary and (largest < _INFINITY).all():
+            return
+        smallest = out.magnitudes.amin(dim=1).cpu().numpy()
         nan_out, zero_out, undefined = (
-            mask.ravel()[places] for mask in (kinds.nan_out, kinds.zero_out, kinds.undefined)
+            mask.ravel()[out.at] for mask in (kinds.nan_out, kinds.zero_out, kinds.undefined)
         )
-        empty = np.repeat(kinds.empty, view.heads)[places]
+        empty = np.repeat(kinds.empty, view.heads)[out.at]
         finite = ~(nan_out | zero_out | undefined)
-        for rows, rule, expected, wrong in (
-            (nan_out, "NaN is due: a NaN in q, a referenced key or the sink", math.nan, _not_nan),
-            (zero_out & empty, "0 is due: the row has no valid slot", 0.0, _not_zero),
-            (zero_out & ~empty, "0 is due: the sink is +inf", 0.0, _not_zero),
-            (finite, "a finite value is due", math.nan, _not_finite),
+        for wrong, rule, expected, broken in (
+            (
+                nan_out & (smallest <= _INFINITY),
+                "NaN is due: a NaN in q, a referenced key or the sink",
+                math.nan,
+                lambda bits: bits <= _INFINITY,
+            ),
+            (
+                zero_out & empty & (largest != 0),
+                "0 is due: the row has no valid slot",
+                0.0,
+                lambda bits: bits != 0,
+            ),
+            (
+                zero_out & ~empty & (largest != 0),
+                "0 is due: the sink is +inf",
+                0.0,
+                lambda bits: bits != 0,
+            ),
+            (
+                finite & (largest >= _INFINITY),
+                "a finite value is due",
+                math.nan,
+                lambda bits: bits >= _INFINITY,
+            ),
         ):
-            if rows.any():
-                self._note("out", rule, expected, at[rows], out[rows], wrong(out[rows]))
+            rows = np.flatnonzero(wrong)
+            if not len(rows):
+                continue
+            elements = broken(out.magnitudes[torch.from_numpy(rows).to(out.values.device)])
+            column = int(elements[0].int().argmax())
+            token, head = divmod(out.at[rows], view.heads)
+            self._note(
+                Finding(
+                    tensor="out",
+                    rule=rule,
+                    expected=expected,
+                    count=int(torch.count_nonzero(elements)),
+                    first=Worst(
+                        tensor="out",
+                        index=(int(tokens[token[0]]), int(head[0]), column),
+                        got=float(out.values[int(rows[0]), column]),
+                        expected=expected,
+                        share=math.inf,
+                    ),
+                ),
+                tokens[token],
+            )
 
     def merge(self, later: SpecialValues) -> None:
         """Takes in what was found in blocks that come after its own."""
-        for key, finding in later._findings.items():
-            mine = self._findings.setdefault(key, finding)
-            if mine is not finding:
-                mine.count += finding.count
+        for finding in later._findings.values():
+            self._note(finding, np.zeros(0, np.int64))
         self.minus_inf_at_empty += later.minus_inf_at_empty
         self._suspect(later.suspects)
 
@@ -93,10 +138,24 @@ class SpecialValues:
         empty = np.broadcast_to(kinds.empty[:, None], got.shape)
         nan = kinds.nan_score
         finite = ~(empty | nan | kinds.undefined)
-        place = np.stack(np.broadcast_arrays(tokens[:, None], np.arange(got.shape[1])), axis=-1)
 
-        def note(rows: np.ndarray, rule: str, expected: float, wrong: np.ndarray) -> None:
-            self._note(tensor, rule, expected, place, got, rows & wrong)
+        def note(rows: np.ndarray, rule: str, expected: float, broken: np.ndarray) -> None:
+            wrong = rows & broken
+            if not wrong.any():
+                return
+            places = np.argwhere(wrong)
+            row, head = map(int, places[0])
+            first = Worst(
+                tensor=tensor,
+                index=(int(tokens[row]), head),
+                got=float(got[row, head]),
+                expected=expected,
+                share=math.inf,
+            )
+            finding = Finding(
+                tensor=tensor, rule=rule, expected=expected, count=len(places), first=first
+            )
+            self._note(finding, tokens[places[:, 0]])
 
         sign = "+inf" if value > 0 else "-inf"
         note(empty, f"{sign} is due: the row has no valid slot", value, got != value)
@@ -105,47 +164,9 @@ class SpecialValues:
             note(nan, "NaN is due: a NaN in q or in a referenced key", math.nan, ~np.isnan(got))
             self.minus_inf_at_empty += int(np.count_nonzero(empty & np.isneginf(got)))
 
-    def _note(
-        self,
-        tensor: str,
-        rule: str,
-        expected: float,
-        places: np.ndarray,
-        got: np.ndarray,
-        wrong: np.ndarray,
-    ) -> None:
-        if not wrong.any():
-            return
-        finding = self._findings.setdefault(
-            (tensor, rule), Finding(tensor=tensor, rule=rule, expected=expected)
-        )
-        finding.count += int(np.count_nonzero(wrong))
-        index = np.argwhere(wrong)
-        axes = places.ndim - 1
-        if finding.first is None:
-            row = tuple(index[0])
-            finding.first = Worst(
-                tensor=tensor,
-                index=(*map(int, places[row[:axes]]), *map(int, row[axes:])),
-                got=float(got[row]),
-                expected=expected,
-                share=math.inf,
-            )
-        tokens = np.unique(places[tuple(index[:, :axes].T)][:, 0])
-        self._suspect(tokens[:SUSPECTS].tolist())
-
-
-def _bits(out: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(out).view(np.uint16) & np.uint16(0x7FFF)
-
-
-def _not_nan(out: np.ndarray) -> np.ndarray:
-    return _bits(out) <= 0x7F80
-
-
-def _not_zero(out: np.ndarray) -> np.ndarray:
-    return _bits(out) != 0
-
-
-def _not_finite(out: np.ndarray) -> np.ndarray:
-    return _bits(out) >= 0x7F80
+    def _note(self, found: Finding, tokens: Int64[np.ndarray, " m"]) -> None:
+        """One more block's violations of a rule; tokens: where, ascending."""
+        mine = self._findings.setdefault((found.tensor, found.rule), found)
+        if mine is not found:
+            mine.count += found.count
+        self._suspect(np.unique(tokens)[:SUSPECTS].tolist())

@@ -8,12 +8,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 
 from compare.cases.inputs import SparsePrefillInputs
 from compare.cases.make_prefill import sparse_prefill_inputs
 from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.judging.device import to_numpy
+from compare.judging.elements import round_to_bfloat16
 from compare.judging.evidence import Evidence
-from compare.judging.metrics import round_to_bfloat16
 from compare.run.result import SparsePrefillResult
 
 _TOKENS = (1, 2, 3, 4)
@@ -123,7 +125,8 @@ def with_fault(evidence: Evidence, fields: dict) -> SparsePrefillResult | None:
     for rows in (right, wrong):
         with np.errstate(over="ignore"):
             max_logits = np.where(nan_score, 0.0, rows.max_logits).astype(np.float32)
-            results.append((round_to_bfloat16(rows.out), max_logits, rows.lse.astype(np.float32)))
+            out = to_numpy(round_to_bfloat16(torch.from_numpy(rows.out)))
+            results.append((out, max_logits, rows.lse.astype(np.float32)))
     same = [_equal(a, b) for a, b in zip(*results, strict=True)]
     if all(same):
         return None

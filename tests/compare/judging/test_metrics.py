@@ -8,26 +8,37 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.judging.metrics import (
-    Distance,
-    Tolerance,
-    round_to_bfloat16,
-    to_float64,
-    ulp_distance,
-)
+from compare.judging import elements
+from compare.judging.device import to_numpy, upload
+from compare.judging.elements import Pair
+from compare.judging.metrics import Distance, Tolerance, to_float64
 
 RULE = Tolerance(absolute=8e-4, relative=3.01 / 128, cosine=7e-6)
 BFLOAT16 = ml_dtypes.bfloat16
+
+
+def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    return to_numpy(elements.round_to_bfloat16(torch.from_numpy(values)))
+
+
+def ulp_distance(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return to_numpy(elements.ulp_distance(upload(got, "cpu"), upload(expected, "cpu")))
+
+
+def pair(got: np.ndarray, expected: np.ndarray, skip: np.ndarray | None = None) -> Pair:
+    left_out = None if skip is None else torch.from_numpy(skip)
+    return Pair(upload(got, "cpu"), upload(expected, "cpu"), left_out)
 
 
 def measured(tensor: str, got: np.ndarray, expected: np.ndarray, blocks: int = 1) -> Distance:
     distance = Distance(tensor, RULE)
     places = np.arange(len(got))[:, None]
     for part in np.array_split(np.arange(len(got)), blocks):
-        distance.add(got[part], expected[part], places[part])
+        distance.add(pair(got[part], expected[part]), places[part])
     return distance
 
 
@@ -117,7 +128,7 @@ def test_merged_distances_are_those_of_one():
     whole, parts = measured("out", got, expected), Distance("out", RULE)
     for part in (slice(0, 10), slice(10, 11), slice(11, 30)):
         later = Distance("out", RULE)
-        later.add(got[part], expected[part], np.arange(30)[part, None])
+        later.add(pair(got[part], expected[part]), np.arange(30)[part, None])
         parts.merge(later)
     assert parts.metrics() == dataclasses.replace(
         whole.metrics(),
@@ -139,7 +150,7 @@ def test_special_values_are_counted_where_only_one_side_has_them():
 def test_skipped_rows_do_not_count():
     distance = Distance("lse", RULE)
     got = np.array([1.0, 5.0], np.float32)
-    distance.add(got, np.ones(2), np.arange(2)[:, None], skip=np.array([False, True]))
+    distance.add(pair(got, np.ones(2), np.array([False, True])), np.arange(2)[:, None])
     assert distance.metrics().max_abs == 0.0
     assert distance.metrics().elements == 1
 

@@ -8,6 +8,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from compare.judging.row_kinds import KeyFacts, most_copies
 from compare.judging.sparse_prefill import judge
@@ -154,7 +155,7 @@ def test_infinite_inputs_are_left_out_and_said_so(inputs, yardstick_of, empty):
     [([3, 3, 5], 2), ([-1, -1, -1, 4], 1), ([2, 7, 2, 7, 2], 3), ([-1, -7], 0), ([], 0)],
 )
 def test_copies_of_a_key_are_counted(row, copies):
-    assert most_copies(np.array([row], np.int32).reshape(1, -1)).tolist() == [copies]
+    assert most_copies(torch.tensor([row], dtype=torch.int32)).tolist() == [copies]
 
 
 def test_a_signalling_nan_is_a_nan(inputs, right, empty):
