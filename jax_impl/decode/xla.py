@@ -2,13 +2,14 @@
 
 The precision recipe is the kernel's: products of bfloat16 (or exactly widened float8) numbers
 summed in float32, softmax and its sum in float32, the weights rounded to bfloat16 for the
-product with the values. Tokens go one at a time and heads 64 at a time, so the arithmetic of a
-(token, head) row is the same in every batch.
+product with the values. Tokens go one at a time, heads 64 at a time and keys 512 at a time, so
+the arithmetic of a (token, head) row is the same in every batch and under every plan.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, Float32, Int32
 
 HEAD_GROUP = 64
+KEYS_AT_A_TIME = 512
 
 
 @functools.partial(jax.jit, static_argnames=("out_dtype",))
@@ -64,37 +66,51 @@ def _attend_token(
     num_keys: Int32[Array, ""],
 ) -> DecodeResult:
     pages, page_size, width = kv_cache.shape
-    max_pages = block_table.shape[1]
-    first_keys = jnp.arange(max_pages) * page_size
-    # Entries behind the last key may hold anything; page 0 stands in, and is masked.
-    table = jnp.where(first_keys < num_keys, block_table[jnp.maximum(request, 0)], 0)
-    keys = kv_cache[jnp.clip(table, 0, pages - 1)].reshape(-1, width)
-    valid = jnp.arange(max_pages * page_size) < num_keys
-    keys = jnp.where(valid[:, None], keys.astype(operand_dtype), 0)
-    groups = q.astype(operand_dtype).reshape(-1, HEAD_GROUP, width)
-    attend = functools.partial(_attend_heads, keys, valid, logit_scale, out_scale)
-    result = lax.map(attend, groups)
+    row = block_table[jnp.maximum(request, 0)]
+    num_keys = jnp.minimum(num_keys, row.shape[0] * page_size)
+    pages_at_a_time = KEYS_AT_A_TIME // page_size
+    row = jnp.pad(row, (0, -row.shape[0] % pages_at_a_time))
+
+    def keys_of(block: Array) -> tuple[Array, Array]:
+        numbers = lax.dynamic_slice_in_dim(row, block * pages_at_a_time, pages_at_a_time)
+        keys = kv_cache[jnp.clip(numbers, 0, pages - 1)].reshape(-1, width)
+        # Behind the last key the cache, and the table, may hold anything.
+        valid = block * KEYS_AT_A_TIME + jnp.arange(KEYS_AT_A_TIME) < num_keys
+        return jnp.where(valid[:, None], keys.astype(operand_dtype), 0), valid
+
+    attend = functools.partial(_attend_heads, keys_of, num_keys, logit_scale, out_scale)
+    result = lax.map(attend, q.astype(operand_dtype).reshape(-1, HEAD_GROUP, width))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), result)
 
 
 def _attend_heads(
-    keys: Float[Array, "K 576"],
-    valid: Array,
+    keys_of: Callable[[Array], tuple[Array, Array]],
+    num_keys: Int32[Array, ""],
     logit_scale: Float32[Array, ""],
     out_scale: Float32[Array, ""],
     q: Float[Array, "H 576"],
 ) -> DecodeResult:
+    """Softmax over blocks of keys: sums are relative to the largest logit so far."""
     dot = functools.partial(
         jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
-    logits = jnp.where(valid, logit_scale * dot("hd,kd->hk", q, keys), -jnp.inf)
-    # exp(-inf - -inf) is NaN: a row without keys, which is overwritten below, must not make one.
-    empty = ~valid.any()
-    reference = jnp.where(empty, 0.0, logits.max(axis=1))
-    weights = jnp.exp(logits - reference[:, None])
-    total = weights.sum(axis=1)
-    rounded = weights.astype(jnp.bfloat16).astype(keys.dtype)
-    weighted = dot("hk,kv->hv", rounded, keys[:, :D_V])
+
+    def take(block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        weighted, reference, total = state
+        keys, valid = keys_of(block)
+        logits = jnp.where(valid, logit_scale * dot("hd,kd->hk", q, keys), -jnp.inf)
+        moved = jnp.maximum(reference, logits.max(axis=1))
+        factor = jnp.exp(reference - moved)
+        weights = jnp.exp(logits - moved[:, None])
+        rounded = weights.astype(jnp.bfloat16).astype(keys.dtype)
+        weighted = weighted * factor[:, None] + dot("hk,kv->hv", rounded, keys[:, :D_V])
+        return weighted, moved, total * factor + weights.sum(axis=1)
+
+    rows = q.shape[0]
+    start = (jnp.zeros((rows, D_V)), jnp.full((rows,), -jnp.inf), jnp.zeros((rows,)))
+    blocks = -(-num_keys // KEYS_AT_A_TIME)
+    weighted, reference, total = lax.fori_loop(0, blocks, take, start)
+    empty = num_keys <= 0
     return DecodeResult(
         out=jnp.where(empty, 0.0, weighted / total[:, None] * out_scale),
         lse=jnp.where(empty, -jnp.inf, reference + jnp.log(total)),

@@ -131,7 +131,7 @@ def _wait_for_weights(k: Context, parity: int, round_: Any) -> Any:
 
 def even_consumer(k: Context) -> None:
     """Scores even blocks and owns the left half of the output."""
-    plgpu.set_max_registers(k.config.consumer_registers, action="increase")
+    plgpu.set_max_registers(k.registers[0], action="increase")
     first, last = k.first, k.last
     pl.when(first < last)(lambda: load_queries(k, k.item(first)))
     scale = k.gmem.scales[0]
@@ -198,7 +198,7 @@ def _even_pair(
 
 def odd_consumer(k: Context) -> None:
     """Scores odd blocks and owns the right half of the output."""
-    plgpu.set_max_registers(k.config.consumer_registers, action="increase")
+    plgpu.set_max_registers(k.registers[0], action="increase")
     scale = k.gmem.scales[0]
     first, last = k.first, k.last
 

@@ -83,6 +83,11 @@ class Context:
     tile: Any  # which of its cluster this thread block is
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a consumer's and of the producer's thread."""
+        return self.config.registers_for(widened=self.problem.widened)
+
+    @property
     def first(self) -> Any:
         return self.gmem.first_item[self.worker]
 

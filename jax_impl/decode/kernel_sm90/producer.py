@@ -56,7 +56,7 @@ PARTS_OF_PAIR = tuple(part for slot in SLOTS for part in _parts(slot))
 
 def produce(k: Context) -> None:
     """Fills the slots for all items of this thread block."""
-    plgpu.set_max_registers(k.config.producer_registers, action="decrease")
+    plgpu.set_max_registers(k.registers[1], action="decrease")
     fill = _widened if k.problem.widened else _copied
     rounds = lax.fori_loop(k.first, k.last, lambda number, n: fill(k, k.item(number), n), I32(0))
 
