@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 import torch
+from jaxtyping import BFloat16
 
+from compare.judging.contract import PREFILL, Contract
 from compare.judging.device import to_numpy, upload
-from compare.judging.elements import Pair, round_to_bfloat16, row_norm
+from compare.judging.elements import Pair, round_to_bfloat16, row_norm, ulp_distance
 from compare.judging.evidence import Rows, places_of
 from compare.judging.metrics import Distance
 from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.tolerance import (
-    EXACT_LSE_ULPS,
     FEW_ROWS,
-    FLASHMLA,
     OUT_FLOOR,
     TENSOR_ROUNDING,
     tensor_bound,
@@ -27,20 +27,21 @@ from compare.judging.verdict import TensorMetrics, Worst
 class AgainstOracle:
     """Fed with blocks of rows; then `shares`, `worst`, `failures` and `metrics` are known."""
 
-    def __init__(self, view: ResultView, *, exact: bool) -> None:
+    def __init__(self, view: ResultView, *, exact: bool, contract: Contract = PREFILL) -> None:
         """exact: the inputs are made so that nothing rounds; see tolerance.py."""
         self.view = view
         self.exact = exact
-        self.distances = {name: Distance(name, rule) for name, rule in FLASHMLA.items()}
+        self.contract = contract
+        self.distances = {n: Distance(n, rule) for n, rule in contract.tolerances.items()}
         if view.result.max_logits is None:
-            del self.distances["max_logits"]
+            self.distances.pop("max_logits", None)
         self.shares = dict.fromkeys(self.distances, 0.0)
         self.worst: dict[str, Worst] = {}
         self.judged = 0
         self._allowed: dict[str, str] = {}
         self._tokens: list[np.ndarray] = []
         self._token_shares: list[np.ndarray] = []
-        self._error = self._torch_error = self._expected = 0.0
+        self._error = self._torch_error = self._expected = self._part_rounding = 0.0
         self._out_rows = 0
 
     def add(self, rows: Rows, out: OutBlock) -> None:
@@ -88,6 +89,7 @@ class AgainstOracle:
         self._error += later._error
         self._torch_error += later._torch_error
         self._expected += later._expected
+        self._part_rounding += later._part_rounding
         self._out_rows += later._out_rows
 
     def _statistic(
@@ -96,7 +98,8 @@ class AgainstOracle:
         expected = getattr(rows, name)
         bound = getattr(rows.bounds, name)
         if self.exact:
-            bound = EXACT_LSE_ULPS * ulp(expected) if name == "lse" else np.zeros_like(expected)
+            lse_bound = self.contract.exact_lse_ulps * ulp(expected)
+            bound = lse_bound if name == "lse" else np.zeros_like(expected)
         with np.errstate(invalid="ignore", divide="ignore"):
             error = np.abs(got.astype(np.float64) - expected)
             share = np.where(compared & (error > 0.0), error / bound, 0.0)
@@ -110,7 +113,9 @@ class AgainstOracle:
                 expected=float(expected[worst]),
                 share=float(share[worst]),
             )
-            rule = "2 ulp of ln(count)" if self.exact else "2 x torch + 4 ulp + drift"
+            rule = "2 x torch + 4 ulp + drift"
+            if self.exact:
+                rule = f"{self.contract.exact_lse_ulps:g} ulp of ln(count)"
             if self.exact and name == "max_logits":
                 rule = "exact data: 0"
             self._allowed[name] = (
@@ -124,13 +129,17 @@ class AgainstOracle:
         if flushed.any():
             error = np.where(flushed, np.minimum(error, to_numpy(row_norm(pair.got))), error)
         bound = rows.bounds.out.ravel()[at]
+        part_rounding = np.zeros_like(bound)
+        if self.view.rounded_parts and rows.part_rounding is not None:
+            part_rounding = rows.part_rounding.ravel()[at]
+            bound = bound + part_rounding
         difference, expected = pair.error, pair.expected
         if self.exact:
-            difference = pair.ulp()
+            expected = self._exactly_due(pair, rows, at)
+            difference = ulp_distance(pair.stored, expected)
             if pair.counted is not None:
                 difference = torch.where(pair.counted, difference, 0)
             error, bound = to_numpy(difference.amax(dim=1)).astype(np.float64), np.zeros(len(at))
-            expected = round_to_bfloat16(expected)
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(compared & (error > 0.0), error / bound, 0.0)
         self._keep_worst_row(share, error, bound, difference, pair.got, expected, rows, at)
@@ -141,7 +150,26 @@ class AgainstOracle:
             self._error += float(np.sum(error[compared] ** 2))
             self._torch_error += float(np.sum(torch_error[compared] ** 2))
             self._expected += float(np.sum(length[compared] ** 2))
+            self._part_rounding += float(np.sum(part_rounding[compared] ** 2))
         return share
+
+    def _exactly_due(
+        self, pair: Pair, rows: Rows, at: np.ndarray
+    ) -> BFloat16[torch.Tensor, "m 512"]:
+        """What data=exact asks for: the oracle rounded to bfloat16; where a right value may differ
+        from it by some slack before it is rounded, the value of these that is nearest to the
+        candidate's.
+        """
+        if rows.slack is None:
+            return round_to_bfloat16(pair.expected)
+        slack = rows.slack
+        if self.view.rounded_parts and rows.part_slack is not None:
+            slack = slack + rows.part_slack
+        slack = slack.flatten(0, 1)[torch.from_numpy(at).to(slack.device)]
+        least, most = (
+            round_to_bfloat16(pair.expected - slack), round_to_bfloat16(pair.expected + slack)
+        )  # fmt: skip
+        return torch.minimum(torch.maximum(pair.stored, least), most)
 
     def _keep_worst_row(
         self,
@@ -194,7 +222,8 @@ class AgainstOracle:
     @property
     def _rel_l2_bound(self) -> float:
         floor = OUT_FLOOR * math.sqrt(self._out_rows / self._expected)
-        return tensor_bound(math.sqrt(self._torch_error / self._expected)) + floor
+        parts = math.sqrt(self._part_rounding / self._expected)
+        return tensor_bound(math.sqrt(self._torch_error / self._expected)) + floor + parts
 
     @property
     def calibrated_failures(self) -> dict[str, str]:
@@ -218,7 +247,7 @@ class AgainstOracle:
     @property
     def flashmla_failures(self) -> dict[str, str]:
         """A sentence for each tensor outside FlashMLA's own tolerances."""
-        return flashmla_failures(self.distances, "the oracle")
+        return flashmla_failures(self.distances, "the oracle", self.contract.whose)
 
     @property
     def metrics(self) -> dict[str, TensorMetrics]:
@@ -232,8 +261,10 @@ class AgainstOracle:
         return [int(tokens[i]) for i in np.argsort(-shares, kind="stable")[:most]]
 
 
-def flashmla_failures(distances: dict[str, Distance], other: str) -> dict[str, str]:
-    """FlashMLA's rule on collected distances: abs OR rel of each element, and the cosine."""
+def flashmla_failures(
+    distances: dict[str, Distance], other: str, whose: str = PREFILL.whose
+) -> dict[str, str]:
+    """The upstream tests' rule on collected distances: each element's, and the cosine."""
     failures = {}
     for name, distance in distances.items():
         rule = distance.tolerance
@@ -241,13 +272,12 @@ def flashmla_failures(distances: dict[str, Distance], other: str) -> dict[str, s
             got, expected = distance.worst_values
             place = ", ".join(map(str, distance.worst_at))
             failures[name] = (
-                f"{name}[{place}] is {got:.7g}, {other} has {expected:.7g}; FlashMLA's tests allow "
-                f"abs {rule.absolute:g} or rel {rule.relative:.3g} "
-                f"({distance.elements - distance.matching} elements outside)"
+                f"{name}[{place}] is {got:.7g}, {other} has {expected:.7g}; {whose} allow "
+                f"{rule} ({distance.elements - distance.matching} elements outside)"
             )
         elif abs(distance.cosine_difference) > rule.cosine:
             failures[name] = (
                 f"the cosine difference of {name} to {other} is {distance.cosine_difference:.3g}; "
-                f"FlashMLA's tests allow {rule.cosine:g}"
+                f"{whose} allow {rule.cosine:g}"
             )
     return failures

@@ -12,12 +12,13 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 _CPU_ELEMENTS = 1 << 18
-_CUDA_ELEMENTS = 1 << 23
+_CUDA_ELEMENTS = 1 << 22
 
 
 def block_elements(device: str | None) -> int:
-    """Elements of out in one block: 2 MB in float64 on a CPU, which a processor cache holds; 64 MB
-    on a GPU, where a dozen of its temporaries stay under a gigabyte and launches cost little.
+    """Elements of out in one block: 2 MB in float64 on a CPU, which a processor cache holds; 32 MB
+    on a GPU, where a thread's dozen of such temporaries take 400 MB of memory that the kernels
+    under test, and other processes, use too.
     """
     return _CUDA_ELEMENTS if torch.device(device or "cpu").type == "cuda" else _CPU_ELEMENTS
 

@@ -9,6 +9,7 @@ leaves alone say nothing about it, so two faults in different tensors are both n
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -43,21 +44,40 @@ def diagnose(
     its sentence.
     """
     found = []
-    if special.minus_inf_at_empty:
+    if special.other_inf_at_empty:
         found.append(
             Diagnosis(
                 name="empty-lse-minus-inf",
-                sentence=f"{special.minus_inf_at_empty} rows without a valid slot have lse -inf, "
+                sentence=f"{special.other_inf_at_empty} rows without a valid slot have lse -inf, "
                 "FlashInfer's convention; sparse prefill has +inf there, as FlashMLA",
             )
         )
-    tokens = _tokens(evidence, suspects)
-    if len(tokens) == 0:
+    sample = sample_of(evidence, view, suspects)
+    if sample is None:
         return tuple(found)
+    found += explanations(sample, hypotheses(sample))
+    return tuple(found)
+
+
+def sample_of(
+    evidence: Evidence, view: ResultView, suspects: list[int], *, oracle_runs: int = _ORACLE_RUNS
+) -> Sample | None:
+    """The tokens on which hypotheses are tried, suspects first; None where there are none.
+
+    oracle_runs: how many hypotheses run the oracle on them, about.
+    """
+    tokens = _tokens(evidence, suspects, oracle_runs)
+    if len(tokens) == 0:
+        return None
     contract = _joined([rows.oracle for rows in evidence.blocks(tokens)])
-    sample = Sample(evidence=evidence, view=view, tokens=tokens, contract=contract)
+    return Sample(evidence=evidence, view=view, tokens=tokens, contract=contract)
+
+
+def explanations(sample: Sample, possible: Iterable[Hypothesis]) -> list[Diagnosis]:
+    """Those of the hypotheses that explain the candidate, and no other explains better."""
+    found: list[Diagnosis] = []
     trial = _Trial(sample)
-    fits = [fit for h in hypotheses(sample) if (fit := trial.fit(h)) is not None]
+    fits = [fit for h in possible if (fit := trial.fit(h)) is not None]
     fits = [fit for fit in fits if not any(other.beats(fit) for other in fits)]
     for fit in fits:
         rivals = {o.hypothesis.name for o in fits if o.shares(fit)} - {fit.hypothesis.name}
@@ -73,13 +93,13 @@ def diagnose(
                 sentence="lse holds [H, T] read as [T, H]; it must be transposed, not reshaped",
             )
         )
-    return tuple(found)
+    return found
 
 
-def _tokens(evidence: Evidence, suspects: list[int]) -> Int64[np.ndarray, " n"]:
+def _tokens(evidence: Evidence, suspects: list[int], oracle_runs: int) -> Int64[np.ndarray, " n"]:
     """Suspects first, then tokens spread over the sample; ascending."""
     flop_per_token = evidence.flop / max(evidence.num_tokens, 1)
-    most = int(np.clip(_FLOP / max(_ORACLE_RUNS * flop_per_token, 1.0), 2, _MOST_TOKENS))
+    most = int(np.clip(_FLOP / max(oracle_runs * flop_per_token, 1.0), 2, _MOST_TOKENS))
     spread = evidence.sample[:: max(1, len(evidence.sample) // _MOST_TOKENS)]
     first = suspects[: max(1, most // 2)]
     chosen = list(dict.fromkeys([*first, *spread.tolist()]))[:most]

@@ -103,6 +103,11 @@ class Pair:
         """Euclidean norm of the differences of each row."""
         return row_norm(self.error)
 
+    @property
+    def stored(self) -> Num[Tensor, "m ..."]:
+        """The first block as it was given."""
+        return self._stored[0]
+
     def ulp(self) -> Integer[Tensor, "m ..."]:
         """Distance of each element in ULP; it means nothing where the element doesn't count."""
         got, expected = self._stored

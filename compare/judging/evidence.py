@@ -5,8 +5,8 @@ yardstick that shows what this precision loses. Computed when first asked for, i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from jaxtyping import BFloat16, Float64, Int64, Shaped
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judging.device import block_elements, rows_at, to_numpy, upload
 from compare.judging.elements import Pair
-from compare.judging.metrics import Distance
+from compare.judging.metrics import Distance, Tolerance
 from compare.judging.row_kinds import KeyFacts, RowKinds
 from compare.judging.threads import in_order
 from compare.judging.tolerance import FLASHMLA, Bounds, calibrated_bounds, reciprocal_is_flushed
@@ -68,6 +68,9 @@ class Rows:
     torch_error: Float64[np.ndarray, "n H"]
     out_norm: Float64[np.ndarray, "n H"]
     bounds: Bounds
+    part_rounding: Float64[np.ndarray, "n H"] | None = None
+    slack: Float64[torch.Tensor, "n H _"] | None = None
+    part_slack: Float64[torch.Tensor, "n H 512"] | None = None
 
     @property
     def oracle(self) -> OracleRows:
@@ -92,6 +95,9 @@ class Evidence:
     inputs: the case's arguments; they must be what torch_ref accepts (ValueError otherwise).
     device: where torch computes, as torch names it; None is the CPU.
     """
+
+    rules: Mapping[str, Tolerance] = FLASHMLA
+    """The tensors, with the tolerances by which metrics count matching elements."""
 
     def __init__(self, inputs: SparsePrefillInputs, device: str | None = None) -> None:
         self.inputs = inputs
@@ -131,7 +137,8 @@ class Evidence:
     @property
     def step(self) -> int:
         """Tokens in a block."""
-        return max(1, block_elements(self.device) // (512 * self.heads))
+        widest = max(512 * self.heads, self.inputs.indices.shape[1])
+        return max(1, block_elements(self.device) // widest)
 
     def blocks(self, tokens: Int64[np.ndarray, " n"]) -> Iterator[Rows]:
         """The rows of these tokens, block by block. What fits into 1 GB of host memory, or half as
@@ -152,8 +159,9 @@ class Evidence:
     @cached_property
     def torch_against_oracle(self) -> dict[str, TensorMetrics]:
         """Metrics of the yardstick over the sample, by tensor name."""
-        distances = _distances()
-        for found in in_order(_torch_distances, self.blocks(self.sample), self.device):
+        distances = _distances(self.rules)
+        measure = partial(_torch_distances, self.rules)
+        for found in in_order(measure, self.blocks(self.sample), self.device):
             for name, distance in found.items():
                 distances[name].merge(distance)
         return {name: distance.metrics() for name, distance in distances.items()}
@@ -242,19 +250,21 @@ class Evidence:
         }
 
 
-def _distances() -> dict[str, Distance]:
-    return {name: Distance(name, rule) for name, rule in FLASHMLA.items()}
+def _distances(rules: Mapping[str, Tolerance]) -> dict[str, Distance]:
+    return {name: Distance(name, rule) for name, rule in rules.items()}
 
 
-def _torch_distances(rows: Rows) -> dict[str, Distance]:
+def _torch_distances(rules: Mapping[str, Tolerance], rows: Rows) -> dict[str, Distance]:
     """The yardstick's distances to the oracle in one block."""
-    kinds, distances = rows.kinds, _distances()
+    kinds, distances = rows.kinds, _distances(rules)
     places = places_of(rows.tokens, kinds.undefined.shape[1])
     for name, got, expected in (
         ("out", rows.yardstick_out, rows.oracle_out),
         ("max_logits", torch.from_numpy(rows.torch_max_logits), torch.from_numpy(rows.max_logits)),
         ("lse", torch.from_numpy(rows.torch_lse), torch.from_numpy(rows.lse)),
     ):
+        if name not in distances:
+            continue
         skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
         left_out = torch.from_numpy(skip.ravel()).to(got.device) if skip.any() else None
         pair = Pair(got.flatten(0, 1), expected.flatten(0, 1), left_out)

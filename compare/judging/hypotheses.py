@@ -39,8 +39,8 @@ class Sample:
 def hypotheses(sample: Sample) -> Iterator[Hypothesis]:
     """All faults that are possible with these inputs. Names are stable; reports rely on them."""
     yield from _variants(sample)
-    yield from _heads(sample)
-    yield from _neighbours(sample)
+    yield from head_orders(sample)
+    yield from neighbour_tokens(sample)
     contract = sample.contract
     yield Hypothesis(
         name="lse-times-ln-2",
@@ -117,7 +117,7 @@ def _variants(sample: Sample) -> Iterator[Hypothesis]:
         )
 
 
-def _heads(sample: Sample) -> Iterator[Hypothesis]:
+def head_orders(sample: Sample) -> Iterator[Hypothesis]:
     """Heads in another order: the order that fits out best, and the one that fits lse best."""
     H = sample.heads
     if H == 1:
@@ -189,7 +189,7 @@ def _likely_orders(mine: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
     return orders
 
 
-def _neighbours(sample: Sample) -> Iterator[Hypothesis]:
+def neighbour_tokens(sample: Sample) -> Iterator[Hypothesis]:
     """Rows of the token before or after."""
     T = sample.evidence.num_tokens
     for step, word in ((-1, "before"), (1, "after")):

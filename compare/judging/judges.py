@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from compare.judging import decode_plan, prefill_plan, sparse_prefill
+from compare.judging import dcp_decode, decode_plan, prefill_plan, sparse_prefill
 
 JUDGES: dict[str, ModuleType] = {
     "sparse-prefill": sparse_prefill,
     "prefill-plan": prefill_plan,
+    "dcp-decode": dcp_decode,
     "decode-plan": decode_plan,
 }
 """By suite: a module with judge(inputs, candidate, reference, *, profile, evidence), and where

@@ -35,6 +35,36 @@ class Tolerance:
     relative: float
     cosine: float
 
+    def use(
+        self,
+        error: Float64[torch.Tensor, "..."],
+        relative: Float64[torch.Tensor, "..."],
+        expected: Float64[torch.Tensor, "..."],
+    ) -> Float64[torch.Tensor, "..."]:
+        """How much of the rule each element uses; at least 1 fails it."""
+        return torch.minimum(error / self.absolute, relative / self.relative)
+
+    def __str__(self) -> str:
+        return f"abs {self.absolute:g} or rel {self.relative:.3g}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SumTolerance(Tolerance):
+    """FlashInfer's rule: each element within absolute + relative |expected|."""
+
+    cosine: float = math.inf
+
+    def use(
+        self,
+        error: Float64[torch.Tensor, "..."],
+        relative: Float64[torch.Tensor, "..."],
+        expected: Float64[torch.Tensor, "..."],
+    ) -> Float64[torch.Tensor, "..."]:
+        return error / (self.absolute + self.relative * expected.abs())
+
+    def __str__(self) -> str:
+        return f"abs {self.absolute:g} and rel {self.relative:g} together"
+
 
 def to_float64(block: Shaped[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
     """A block in float64, exactly. bfloat16 goes through its bits: several times faster."""
@@ -76,7 +106,7 @@ class Distance:
         a, r, error, rule = pair.got, pair.expected, pair.error, self.tolerance
         relative = r.abs().add_(REL_FLOOR)
         torch.div(error, relative, out=relative)
-        use = torch.minimum(error / rule.absolute, relative / rule.relative)
+        use = rule.use(error, relative, r)
         distance = pair.counting(pair.ulp())
         flat_a, flat_r, flat_error = a.flatten(), r.flatten(), error.flatten()
         # One transfer from the device for all of them.

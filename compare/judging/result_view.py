@@ -29,13 +29,17 @@ def check_form(inputs: SparsePrefillInputs, result: SparsePrefillResult) -> Form
     """Shapes first, then dtypes: out bfloat16 [T, H, 512] (or [R, 512] with out_rows), lse and
     max_logits float32 [T, H].
     """
-    T, H, _ = inputs.q.shape
+    return form_fault(result, *inputs.q.shape[:2], inputs.d_v)
+
+
+def form_fault(result: SparsePrefillResult, T: int, H: int, d_v: int) -> FormFault | None:
+    """As check_form, of a result of T tokens and H heads."""
     rows = result.out_rows
     tensors: list[tuple[str, np.ndarray, tuple[int, ...], np.dtype]] = [
         (
             "out",
             result.out,
-            (T, H, inputs.d_v) if rows is None else (len(rows), inputs.d_v),
+            (T, H, d_v) if rows is None else (len(rows), d_v),
             np.dtype(ml_dtypes.bfloat16),
         ),
         ("lse", result.lse, (T, H), np.dtype(np.float32)),
@@ -90,8 +94,10 @@ class OutBlock:
 class ResultView:
     """Rows of one result by token; nothing is copied before it is asked for."""
 
-    def __init__(self, result: SparsePrefillResult) -> None:
+    def __init__(self, result: SparsePrefillResult, *, rounded_parts: bool = False) -> None:
+        """rounded_parts: results over parts of the keys were rounded to bfloat16 and merged."""
         self.result = result
+        self.rounded_parts = rounded_parts
         self.heads = result.lse.shape[1]
         self._order: np.ndarray | None = None
         self._sorted: np.ndarray | None = None

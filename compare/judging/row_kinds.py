@@ -16,7 +16,7 @@ from compare.cases.inputs import SparsePrefillInputs
 from compare.judging.device import block_elements, rows_at, to_numpy, upload
 from compare.judging.tolerance import LOG2E, RowFacts
 
-_LOWEST_RUNNING_MAX = 1e30
+LARGEST_SCORE = 1e30
 """FlashMLA's running maximum starts at -1e30 in base 2: beyond that size a score isn't defined."""
 
 
@@ -56,7 +56,7 @@ class KeyFacts:
         step = max(1, block_elements(device) // inputs.kv.shape[1])
         # One row more stands for the keys of invalid slots.
         blocks = (*self.kv.split(step), self.kv.new_zeros(1, self.kv.shape[1]))
-        columns = zip(*map(_norms, blocks), strict=True)
+        columns = zip(*map(norms, blocks), strict=True)
         self._norm, self._nan, self._inf = map(torch.cat, columns)
 
     def valid(self, tokens: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n K"]:
@@ -85,7 +85,7 @@ class KeyFacts:
         q = upload(rows_at(inputs.q, tokens), self._device) if q is None else q
         if indices is None:
             indices = upload(rows_at(inputs.indices, tokens), self._device)
-        q_norm, q_nan, q_inf = map(to_numpy, _norms(q))
+        q_norm, q_nan, q_inf = map(to_numpy, norms(q))
         valid = self._valid(tokens, indices)
         named = torch.where(valid, indices, len(inputs.kv))
         count = to_numpy(valid.sum(dim=1))
@@ -97,7 +97,7 @@ class KeyFacts:
         empty = count == 0
         filled = ~empty[:, None]
         reach = abs(inputs.sm_scale) * q_norm * longest[:, None]
-        undefined = filled & ((q_inf | key_inf[:, None]) | (reach * LOG2E > _LOWEST_RUNNING_MAX))
+        undefined = filled & ((q_inf | key_inf[:, None]) | (reach * LOG2E > LARGEST_SCORE))
         nan_score = filled & (q_nan | key_nan[:, None]) & ~undefined
         sink = np.full(inputs.q.shape[1], -np.inf)
         if inputs.attn_sink is not None:
@@ -137,7 +137,7 @@ def most_copies(indices: Int[Tensor, "n K"]) -> Int64[Tensor, " n"]:
     return torch.where(ranked >= 0, place - first + 1, 0).amax(dim=1)
 
 
-def _norms(
+def norms(
     block: Num[Tensor, "*rows D"],
 ) -> tuple[Float64[Tensor, "*rows"], Bool[Tensor, "*rows"], Bool[Tensor, "*rows"]]:
     """Norm over the last axis of what is finite, and whether a NaN or an infinity stands there."""

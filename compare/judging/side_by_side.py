@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
+from compare.judging.contract import PREFILL, Contract
 from compare.judging.device import to_numpy, upload
 from compare.judging.elements import Pair, row_norm
 from compare.judging.evidence import places_of
 from compare.judging.metrics import Distance
 from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.row_kinds import RowKinds
-from compare.judging.tolerance import FLASHMLA
 from compare.judging.verdict import TensorMetrics
 
 MOST_DIFFERENT = 32
@@ -22,12 +22,14 @@ MOST_DIFFERENT = 32
 class SideBySide:
     """Fed with blocks of tokens; knows the distances, and where they are largest."""
 
-    def __init__(self, candidate: ResultView, reference: ResultView) -> None:
+    def __init__(
+        self, candidate: ResultView, reference: ResultView, contract: Contract = PREFILL
+    ) -> None:
         self._candidate = candidate
         self._reference = reference
-        self.distances = {name: Distance(name, rule) for name, rule in FLASHMLA.items()}
+        self.distances = {n: Distance(n, rule) for n, rule in contract.tolerances.items()}
         if candidate.result.max_logits is None or reference.result.max_logits is None:
-            del self.distances["max_logits"]
+            self.distances.pop("max_logits", None)
         self._tokens: list[np.ndarray] = []
         self._differences: dict[str, list[np.ndarray]] = {name: [] for name in self.distances}
 

@@ -9,28 +9,19 @@ reference that is itself out of bounds is named, and the case is judged against 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-
-import numpy as np
-from jaxtyping import Int64
 
 from compare.cases.inputs import SparsePrefillInputs
-from compare.judging.against_oracle import AgainstOracle, flashmla_failures
 from compare.judging.diagnosis import diagnose
-from compare.judging.evidence import Evidence, Rows
+from compare.judging.evidence import Evidence
 from compare.judging.exact_keys import key_difference
-from compare.judging.metrics import Distance
 from compare.judging.result_view import ResultView, check_form
-from compare.judging.side_by_side import SideBySide
-from compare.judging.special import SpecialValues
-from compare.judging.threads import in_order
+from compare.judging.sides import Side, measure
 from compare.judging.tolerance import PROFILES
-from compare.judging.verdict import Status, Verdict, Worst
+from compare.judging.verdict import Verdict
+from compare.judging.weighing import weigh
 from compare.run.result import SparsePrefillResult
 
 __all__ = ["Evidence", "judge", "share_by_tensor"]
-
-_SUSPECTS = 8
 
 
 def judge(
@@ -63,48 +54,21 @@ def judge(
     if reference is not None and (fault := check_form(inputs, reference)):
         reference, reference_failed = None, fault.reason
 
-    ours = _Side(ResultView(candidate), inputs)
-    theirs = None if reference is None else _Side(ResultView(reference), inputs)
-    sides = (ours,) if theirs is None else (ours, theirs)
-    beside = None if theirs is None else SideBySide(ours.view, theirs.view)
-    _measure(evidence, sides, beside)
-
-    if theirs is not None and (said := theirs.failures(profile)):
-        reference_failed = "; ".join(said)
-    failures = ours.failures(profile)
-    if beside is not None and not reference_failed and profile != "calibrated":
-        failures += _prefixed(profile, flashmla_failures(beside.distances, "the reference"))
-    status = Status.PASS
-    if failures:
-        status = Status.SPECIAL if ours.special.findings else Status.NUMERIC
-    if failures and ours.numbers.exact and "out" in ours.numbers.calibrated_failures:
-        failures += key_difference(evidence, ours.view, ours.numbers.worst["out"])
-    found = ()
-    # A result within the calibrated bounds agrees with the contract: nothing else explains it.
-    if status is Status.SPECIAL or (failures and max(ours.shares.values()) > 1.0):
-        suspects = [*ours.special.suspects[:_SUSPECTS], *ours.numbers.suspects(_SUSPECTS)]
-        found = diagnose(evidence, ours.view, list(dict.fromkeys(suspects)), ours.special)
-    return Verdict(
-        status=status,
-        reason="; ".join(failures),
-        share=max(ours.shares.values()),
-        shares=ours.shares,
-        diagnosis=found,
-        worst=ours.worst(beside) if failures else (),
-        against_oracle=ours.numbers.metrics,
-        against_reference=beside.metrics if beside else {},
-        reference_against_oracle=theirs.numbers.metrics if theirs else {},
-        torch_against_oracle=evidence.torch_against_oracle,
-        rows_judged=ours.numbers.judged,
-        rows_total=rows_total,
+    return weigh(
+        evidence,
+        Side(ResultView(candidate), inputs.case),
+        None if reference is None else Side(ResultView(reference), inputs.case),
+        profile=profile,
         reference_failed=reference_failed,
-        not_compared=() if candidate.max_logits is not None else ("max_logits",),
+        explain=lambda side, suspects: diagnose(evidence, side.view, suspects, side.special),
+        more=lambda side: _keys_in_words(evidence, side),
         notes=(
             *candidate.notes,
             *(() if reference is None else (f"reference: {note}" for note in reference.notes)),
             *evidence.notes,
             *_profile_notes(inputs, profile),
         ),
+        not_compared=() if candidate.max_logits is not None else ("max_logits",),
     )
 
 
@@ -114,48 +78,9 @@ def share_by_tensor(
     """The largest share of the calibrated bounds that a well-formed result uses, by tensor, and of
     "out tensor", the bound of out as a whole. inf where a special value is at the wrong place.
     """
-    side = _Side(ResultView(result), inputs)
-    _measure(evidence, (side,), None)
+    side = Side(ResultView(result), inputs.case)
+    measure(evidence, (side,), None)
     return side.shares | {finding.tensor: math.inf for finding in side.special.findings}
-
-
-class _Side:
-    """A result with all that is held against it."""
-
-    def __init__(self, view: ResultView, inputs: SparsePrefillInputs) -> None:
-        self.view = view
-        self.special = SpecialValues()
-        exact = getattr(inputs.case, "data", None) == "exact"
-        self.numbers = AgainstOracle(self.view, exact=exact)
-
-    def fresh_numbers(self) -> AgainstOracle:
-        """What the numbers of one more block are gathered in."""
-        return AgainstOracle(self.view, exact=self.numbers.exact)
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The largest share of its calibrated bound by tensor."""
-        return {**self.numbers.shares, "out tensor": self.numbers.tensor_share}
-
-    def failures(self, profile: str) -> list[str]:
-        """Sentences: special values, then each profile that is asked for."""
-        said = [finding.sentence for finding in self.special.findings]
-        if profile != "flashmla":
-            named = "calibrated" if profile == "both" else profile
-            said += _prefixed(profile, self.numbers.calibrated_failures, named)
-        if profile != "calibrated":
-            said += _prefixed(profile, self.numbers.flashmla_failures)
-        return said
-
-    def worst(self, beside: SideBySide | None) -> tuple[Worst, ...]:
-        """The places to look at: violated special values, then the worst element per tensor."""
-        found = [f.first for f in self.special.findings if f.first is not None]
-        found += [worst for worst in self.numbers.worst.values() if worst.share > 1.0]
-        if not found:
-            distances = [*self.numbers.distances.values()]
-            distances += beside.distances.values() if beside else ()
-            found = [_worst_element(d) for d in distances if d.worst_use >= 1.0]
-        return tuple(found)
 
 
 def _profile_notes(inputs: SparsePrefillInputs, profile: str) -> tuple[str, ...]:
@@ -167,88 +92,8 @@ def _profile_notes(inputs: SparsePrefillInputs, profile: str) -> tuple[str, ...]
     )
 
 
-def _worst_element(distance: Distance) -> Worst:
-    got, expected = distance.worst_values
-    return Worst(
-        tensor=distance.tensor,
-        index=distance.worst_at or (),
-        got=got,
-        expected=expected,
-        share=distance.worst_use,
-    )
-
-
-def _prefixed(profile: str, failures: dict[str, str], name: str = "flashmla") -> list[str]:
-    """With profile "both" each sentence says whose rule was broken."""
-    return [f"{name}: {said}" if profile == "both" else said for said in failures.values()]
-
-
-def _measure(evidence: Evidence, sides: tuple[_Side, ...], beside: SideBySide | None) -> None:
-    """Special values and candidate beside reference in every row, and rows against the oracle: in
-    one walk where it has every row, else its sample and the most different rows after the walk.
-    """
-    if evidence.complete:
-        _walk(evidence, sides, beside, evidence.blocks(evidence.sample))
-        return
-    step = evidence.step
-    every = np.arange(evidence.num_tokens)
-    _walk(evidence, sides, beside, (every[at : at + step] for at in range(0, len(every), step)))
-    tokens = evidence.sample
-    if beside is not None:
-        tokens = np.union1d(tokens, beside.most_different())
-    _ask_the_oracle(evidence, sides, tokens)
-
-
-def _walk(
-    evidence: Evidence,
-    sides: tuple[_Side, ...],
-    beside: SideBySide | None,
-    blocks: Iterable[Rows | Int64[np.ndarray, " n"]],
-) -> None:
-    """All that is to be said about blocks of tokens, each carried to the device once; of a block
-    that comes as Rows, what the oracle says too.
-    """
-
-    def look(
-        block: Rows | Int64[np.ndarray, " n"],
-    ) -> tuple[list[SpecialValues], list[AgainstOracle], SideBySide | None]:
-        rows = block if isinstance(block, Rows) else None
-        tokens = block.tokens if isinstance(block, Rows) else block
-        kinds = evidence.keys.rows(tokens) if rows is None else rows.kinds
-        outs = [side.view.block(tokens, evidence.device) for side in sides]
-        special = [SpecialValues() for side in sides]
-        numbers = [] if rows is None else [side.fresh_numbers() for side in sides]
-        for found, side, out in zip(special, sides, outs, strict=True):
-            found.add(tokens, kinds, side.view, out)
-        if rows is not None:
-            for found, out in zip(numbers, outs, strict=True):
-                found.add(rows, out)
-        if beside is None:
-            return special, numbers, None
-        both = SideBySide(sides[0].view, sides[1].view)
-        both.add(tokens, kinds, *outs)
-        return special, numbers, both
-
-    for special, numbers, both in in_order(look, blocks, evidence.device):
-        for side, found in zip(sides, special, strict=True):
-            side.special.merge(found)
-        for side, found in zip(sides, numbers, strict=False):
-            side.numbers.merge(found)
-        if beside is not None and both is not None:
-            beside.merge(both)
-
-
-def _ask_the_oracle(
-    evidence: Evidence, sides: tuple[_Side, ...], tokens: Int64[np.ndarray, " n"]
-) -> None:
-    """The rows of these tokens against the oracle."""
-
-    def measure(rows: Rows) -> list[AgainstOracle]:
-        found = [side.fresh_numbers() for side in sides]
-        for numbers, side in zip(found, sides, strict=True):
-            numbers.add(rows, side.view.block(rows.tokens, evidence.device))
-        return found
-
-    for found in in_order(measure, evidence.blocks(tokens), evidence.device):
-        for side, numbers in zip(sides, found, strict=True):
-            side.numbers.merge(numbers)
+def _keys_in_words(evidence: Evidence, side: Side) -> list[str]:
+    """On exact data, which key a wrong row lacks or has too many."""
+    if not side.exact or "out" not in side.numbers.calibrated_failures:
+        return []
+    return key_difference(evidence, side.view, side.numbers.worst["out"])

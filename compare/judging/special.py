@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
+from compare.judging.contract import PREFILL, Contract
 from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.row_kinds import RowKinds
 from compare.judging.verdict import Worst
@@ -44,9 +45,12 @@ class Finding:
 class SpecialValues:
     """Collects violations block by block; `findings` is empty for a result that keeps the rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, contract: Contract = PREFILL) -> None:
+        self._contract = contract
         self._findings: dict[tuple[str, str], Finding] = {}
-        self.minus_inf_at_empty = 0
+        self.other_inf_at_empty = 0
+        """How many rows without a key have the lse of the other convention."""
+        self.zero_lse_at_empty = 0
         self.suspects: list[int] = []
         """Tokens with a violation, the first 64."""
 
@@ -76,13 +80,13 @@ class SpecialValues:
         for wrong, rule, expected, broken in (
             (
                 nan_out & (smallest <= _INFINITY),
-                "NaN is due: a NaN in q, a referenced key or the sink",
+                f"NaN is due: {self._contract.nan_key}",
                 math.nan,
                 lambda bits: bits <= _INFINITY,
             ),
             (
                 zero_out & empty & (largest != 0),
-                "0 is due: the row has no valid slot",
+                f"0 is due: {self._contract.no_key}",
                 0.0,
                 lambda bits: bits != 0,
             ),
@@ -126,7 +130,8 @@ class SpecialValues:
         """Takes in what was found in blocks that come after its own."""
         for finding in later._findings.values():
             self._note(finding, np.zeros(0, np.int64))
-        self.minus_inf_at_empty += later.minus_inf_at_empty
+        self.other_inf_at_empty += later.other_inf_at_empty
+        self.zero_lse_at_empty += later.zero_lse_at_empty
         self._suspect(later.suspects)
 
     def _suspect(self, tokens: list[int]) -> None:
@@ -134,7 +139,7 @@ class SpecialValues:
         self.suspects += [token for token in tokens if token not in self.suspects][:room]
 
     def _statistic(self, tokens: np.ndarray, kinds: RowKinds, tensor: str, got: np.ndarray) -> None:
-        value = math.inf if tensor == "lse" else -math.inf
+        value = self._contract.empty_lse if tensor == "lse" else -math.inf
         empty = np.broadcast_to(kinds.empty[:, None], got.shape)
         nan = kinds.nan_score
         finite = ~(empty | nan | kinds.undefined)
@@ -158,11 +163,12 @@ class SpecialValues:
             self._note(finding, tokens[places[:, 0]])
 
         sign = "+inf" if value > 0 else "-inf"
-        note(empty, f"{sign} is due: the row has no valid slot", value, got != value)
+        note(empty, f"{sign} is due: {self._contract.no_key}", value, got != value)
         note(finite, "a finite value is due", math.nan, ~np.isfinite(got))
         if tensor == "lse":
             note(nan, "NaN is due: a NaN in q or in a referenced key", math.nan, ~np.isnan(got))
-            self.minus_inf_at_empty += int(np.count_nonzero(empty & np.isneginf(got)))
+            self.other_inf_at_empty += int(np.count_nonzero(empty & (got == -value)))
+            self.zero_lse_at_empty += int(np.count_nonzero(empty & (got == 0.0)))
 
     def _note(self, found: Finding, tokens: Int64[np.ndarray, " m"]) -> None:
         """One more block's violations of a rule; tokens: where, ascending."""

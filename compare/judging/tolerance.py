@@ -133,6 +133,16 @@ def reciprocal_is_flushed(
         return np.logaddexp(lse - max_logits, sink - max_logits) * LOG2E > 126.0
 
 
+def lse_magnitude(
+    facts: RowFacts,
+    max_logits: Float64[np.ndarray, "n H"],
+    lse: Float64[np.ndarray, "n H"],
+) -> Float64[np.ndarray, "n H"]:
+    """B: the largest magnitude that lse passes through."""
+    base2 = np.abs(max_logits) * LOG2E
+    return np.maximum.reduce([np.ones_like(lse), base2, facts.reach, np.abs(lse), lse - max_logits])
+
+
 def calibrated_bounds(
     facts: RowFacts,
     *,
@@ -152,7 +162,7 @@ def calibrated_bounds(
     with np.errstate(invalid="ignore"):
         base2 = np.abs(max_logits) * LOG2E
         of_max = np.maximum(base2, facts.reach)
-        of_lse = np.maximum.reduce([np.ones_like(lse), of_max, np.abs(lse), lse - max_logits])
+        of_lse = lse_magnitude(facts, max_logits, lse)
         beside_largest = -np.expm1(max_logits - lse)  # r: the weight of all slots but one
         spread = np.minimum(p2 + out_norm, 4.0 * beside_largest * facts.longest[:, None])
         scores = STATISTIC_ULPS * ulp(of_max) * spread
