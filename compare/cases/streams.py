@@ -44,8 +44,10 @@ def raw(seed: int, stream: Stream, start: int, shape: tuple[int, ...]) -> np.nda
     philox = np.random.Philox(key=np.array([seed, int(stream)], np.uint64))
     if start:
         philox.advance(start // 4)
-    count = int(np.prod(shape, dtype=np.int64))
-    return philox.random_raw(count).reshape(shape)
+    # The whole range of uint64: the raw words. random_raw would keep the interpreter's lock.
+    everything = np.iinfo(np.uint64).max
+    generator = np.random.Generator(philox)
+    return generator.integers(0, everything, size=shape, dtype=np.uint64, endpoint=True)
 
 
 def rows_of(seed: int, stream: Stream, start: int, end: int, width: int) -> np.ndarray:

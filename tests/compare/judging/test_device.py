@@ -47,6 +47,12 @@ def test_a_gpu_gets_larger_blocks_than_a_processor_cache_holds():
     assert device.block_elements("cpu") == device.block_elements(None)
 
 
+@pytest.mark.parametrize(("heads", "topk", "tokens"), [(2, 16, 256), (1, 4096, 64)])
+def test_a_block_is_as_large_as_out_or_the_indices_allow(inputs_of, heads, topk, tokens):
+    inputs = inputs_of(f"s_q=1,s_kv=60,h={heads},topk={topk}")
+    assert Evidence(inputs, "cpu").step == tokens
+
+
 def test_a_histogram_of_many_small_blocks_is_that_of_one_large():
     values = torch.from_numpy(np.random.default_rng(0).integers(0, 900, 1_300_000))
     whole, parts = Histogram(), Histogram()
