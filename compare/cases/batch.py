@@ -29,7 +29,9 @@ def plan_inputs(q_lens: tuple[int, ...]) -> PrefillPlanInputs:
 def query_ranges(q_lens: tuple[int, ...], rules: str) -> tuple[tuple[int, int], ...]:
     """The (query_start, query_end) of each chunk under rules `fixed` or `vllm-0.33.0`."""
     from compare.run.registry import find
+    from compare.run.result import PlanResult
 
     planner = find({"fixed": "jax-planner"}.get(rules, rules))
     plan = planner.run(plan_inputs(q_lens))
+    assert isinstance(plan, PlanResult)
     return tuple((chunk.query_start, chunk.query_end) for chunk in plan.chunks)

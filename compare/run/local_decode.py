@@ -7,6 +7,7 @@ from typing import Any
 
 from compare.cases.case import Case
 from compare.cases.dcp_decode import DcpDecodeCase
+from compare.cases.decode_plan import DecodePlanCase
 from compare.cases.inputs import DcpDecodeInputs, DecodePlanInputs, Inputs
 from compare.run.implementations import Unsupported
 from compare.run.result import DcpDecodeResult, DecodePlanResult
@@ -54,23 +55,31 @@ class DcpDecode:
 
 class DecodePlanner:
     """A planner of decode rows. home: imports and gives decode_rows, local_seq_lens and
-    local_key_counts with the signatures of jax_impl.planning and torch_ref.planning.
+    local_key_counts with the signatures of jax_impl.planning and torch_ref.planning. refuses: why
+    its rules don't cover a case.
     """
 
     suites = frozenset({"decode-plan"})
 
-    def __init__(self, name: str, home: Callable[[], tuple[Callable[..., Any], ...]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        home: Callable[[], tuple[Callable[..., Any], ...]],
+        *,
+        refuses: Callable[[DecodePlanCase], str | None] = lambda case: None,
+    ) -> None:
         self.name = name
         self._home = home
+        self._refuses = refuses
 
     def unavailable(self) -> str | None:
         """A planner runs anywhere."""
         return None
 
     def supports(self, case: Case) -> str | None:
-        if case.suite not in self.suites:
+        if not isinstance(case, DecodePlanCase):
             return f"{self.name} plans decode rows; it isn't for {case.suite}"
-        return None
+        return self._refuses(case)
 
     def run(self, inputs: Inputs) -> DecodePlanResult:
         if not isinstance(inputs, DecodePlanInputs):

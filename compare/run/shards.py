@@ -37,8 +37,9 @@ def merge_by_jax(
     jax = import_jax()
     from jax_impl.decode import merge_states
 
+    merge: Any = merge_states  # NumPy arrays are as welcome as jax's
     with jax.default_device(jax_device("cpu")):
-        merged: Any = merge_states(list(outs), list(lses))
+        merged = merge(list(outs), list(lses))
         return np.asarray(merged.out), np.asarray(merged.lse)
 
 
@@ -55,8 +56,10 @@ def run_shards(
     if not inputs.shards:
         raise ValueError("inputs: shards is empty; accepted is one call for each rank")
     call: Callable[[DcpDecodeInputs], Result] = getattr(implementation, "run", implementation)
-    merge = merge or getattr(implementation, "merge", None) or merge_by_torch
+    if merge is None:
+        merge = getattr(implementation, "merge", merge_by_torch)
     parts = [_part(call, shard) for shard in inputs.shards]
+    assert merge is not None
     out, lse = merge([part.out for part in parts], [part.lse for part in parts])
     kept = sorted({part.out.dtype.name for part in parts})
     notes = [note for part in parts for note in part.notes]

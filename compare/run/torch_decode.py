@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from compare.cases.decode_plan import DecodePlanCase
 from compare.cases.inputs import DcpDecodeInputs
 from compare.run import convert
 from compare.run.local_decode import DcpDecode, DecodePlanner
@@ -65,4 +66,12 @@ def torch_decode_planner(name: str, rules: str) -> DecodePlanner:
         rows = functools.partial(decode_rows, rules=rules)  # type: ignore[arg-type]
         return rows, local_seq_lens, local_key_counts
 
-    return DecodePlanner(name, home)
+    def refuses(case: DecodePlanCase) -> str | None:
+        if rules == "fixed" or case.world > 1:
+            return None
+        return (
+            "with one rank vLLM 0.33.0 gives the kernel a compact query and no row a bound; its "
+            "rules for rows are those of several ranks"
+        )
+
+    return DecodePlanner(name, home, refuses=refuses)

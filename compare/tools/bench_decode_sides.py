@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Int32
@@ -229,17 +230,18 @@ def ready_eager(data: Data) -> Ready:
     import torch_ref
 
     given, shape = data.checked, data.shape
-    lens = [
+    lens, starts, totals = (
         torch.tensor(words, dtype=torch.int32)
         for words in (shape.seq_lens, shape.query_start_loc, shape.total_lens)
-    ]
+    )
 
     def call() -> Output:
         result = torch_ref.dcp_decode(
             *data.arrays,
-            *lens[:2],
+            lens,
+            starts,
             SM_SCALE,
-            total_lens=lens[2],
+            total_lens=totals,
             dcp_rank=given.dcp_rank,
             dcp_world=given.dcp_world,
         )
@@ -277,7 +279,7 @@ def backend(name: str, config: Any = None) -> JaxMaker:
                 return jax_impl.dcp_decode(q, kv_cache, block_table, plan, SM_SCALE, backend=name)
             from jax_impl.decode.kernel_sm90.launch import attend
 
-            scales = np.float32(SM_SCALE), np.float32(1)
+            scales = jnp.float32(SM_SCALE), jnp.float32(1)
             return attend(q, kv_cache, block_table, plan, *scales, out_dtype=q.dtype, config=config)
 
         return plan, decode

@@ -11,6 +11,7 @@ from compare.cases.catalogue import default_cases, full_cases
 from compare.judging.verdict import Status
 from compare.report.json import load
 from compare.run import runner
+from compare.suites import SUITES
 from compare.tools import golden
 from tests.compare.cli.command_line import command_line
 from tests.compare.report.fabricated import BASE_2, CASE, UNSUPPORTED, report, row
@@ -38,7 +39,7 @@ def fake(monkeypatch) -> FakeRunner:
 
 def test_without_words_every_suite_runs_with_what_fits_this_machine(fake):
     assert command_line("run").status == 0
-    expected = [*default_cases("sparse-prefill"), *default_cases("prefill-plan")]
+    expected = [case for suite in SUITES for case in default_cases(suite)]
     assert fake.cases == [str(case) for case in expected]
     assert fake.asked["candidates"] is None
     assert fake.asked["reference"] is None

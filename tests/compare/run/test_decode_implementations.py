@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import torch
 
+import torch_ref
 from compare.run import registry
+from compare.run.cuda_decode import (
+    CudaDcpDecode,
+    FlashInferCuteDsl,
+    FlashInferDecode,
+    FlashMlaDecode,
+)
 from compare.run.local_decode import DcpDecode
 from compare.run.result import DcpDecodeResult, DecodePlanResult
 from compare.run.together import Together
 from compare.suites import make_inputs, parse_case, suite_of
+from torch_ref.decode_inputs import DecodeInputs
 
 DECODE = "dcp-decode:lens=37+5,q=3+1,h=3,page=32,world=2"
 
@@ -21,12 +32,12 @@ def plan(name: str, words: str) -> DecodePlanResult:
 
 
 def test_one_name_answers_each_suite_with_its_own() -> None:
-    torch = registry.find("torch", "cpu")
-    assert torch.suites == {"sparse-prefill", "dcp-decode"}
+    eager = registry.find("torch", "cpu")
+    assert eager.suites == {"sparse-prefill", "dcp-decode"}
     for line in (DECODE, "sparse-prefill:s_kv=40,h=2"):
         inputs = make_inputs(parse_case(line))
-        assert torch.supports(parse_case(line)) is None
-        assert type(torch.run(inputs)).__name__.lower().startswith(suite_of(inputs)[:3])
+        assert eager.supports(parse_case(line)) is None
+        assert type(eager.run(inputs)).__name__.lower().startswith(suite_of(inputs)[:3])
 
 
 def test_a_name_is_unavailable_only_where_none_of_its_suites_runs() -> None:
@@ -117,3 +128,43 @@ def test_the_shipped_rules_meet_two_bounds_for_nine_rows() -> None:
     with pytest.raises(ValueError, match="2 bounds for 9 rows"):
         plan("vllm-0.33.0", "lens=301+97,q=8+1")
     assert plan("vllm-0.33.0", "lens=130+97,q=8+2").request == (0,) * 5 + (1,) * 5
+
+
+def test_the_shipped_rules_are_not_blamed_for_one_rank() -> None:
+    case = parse_case("decode-plan:lens=301+97,q=8+1,world=1")
+    assert "with one rank" in str(registry.find("vllm-0.33.0").supports(case))
+    assert registry.find("torch-planner").supports(case) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "module", "options"),
+    [
+        (lambda: FlashMlaDecode("flash_mla", "cpu"), "flash_mla_decode", {}),
+        (lambda: FlashInferDecode("fa3", "cpu"), "flashinfer_adapter", {"backend": "fa3"}),
+        (lambda: FlashInferCuteDsl("flashinfer-cute-dsl", "cpu"), "flashinfer_cute_dsl", {}),
+    ],
+)
+def test_an_adapter_is_given_checked_inputs_and_its_notes_come_back(
+    make: Callable[[], CudaDcpDecode],
+    module: str,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def dcp_decode(inputs: DecodeInputs, **given: str):
+        seen.append((inputs, given))
+        result = torch_ref.DecodeResult(torch.full((4, 3, 512), 2.0).bfloat16(), torch.zeros(4, 3))
+        return result, ("flattened",)
+
+    monkeypatch.setattr(f"torch_ref.cuda.{module}.dcp_decode", dcp_decode)
+    for cls in (FlashMlaDecode, FlashInferDecode, FlashInferCuteDsl):
+        monkeypatch.setattr(cls, "build", lambda self: ("build 1",))
+    result = make().call(make_inputs(parse_case(f"{DECODE},rank=1,kv=e4m3")))  # type: ignore[arg-type]
+    ((inputs, given),) = seen
+    assert given == options
+    assert inputs.seq_lens == (18, 2) and inputs.total_lens == (37, 5)
+    assert (inputs.dcp_rank, inputs.dcp_world, inputs.key_scale) == (1, 2, 3 / 256)
+    assert inputs.key_counts == (17, 18, 18, 2)
+    assert result.out.dtype.name == "bfloat16" and (result.out == 2).all()
+    assert result.notes == ("build 1", "flattened")
