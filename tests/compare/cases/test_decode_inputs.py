@@ -202,3 +202,11 @@ def test_dtypes_are_the_contract_s() -> None:
     assert inputs.q.dtype == inputs.kv_cache.dtype == ml_dtypes.bfloat16
     for name in ("block_table", "seq_lens", "query_start_loc", "total_lens"):
         assert getattr(inputs, name).dtype == np.int32
+
+
+def test_a_rank_s_block_table_is_as_wide_as_its_part_of_the_longest_request() -> None:
+    """vllm-project/vllm#50825: 1,000 positions are 8 blocks of 64 * 2, not 16 of 64."""
+    inputs = inputs_of("lens=1000+3,q=1+1,h=1,world=2,rank=all")
+    assert inputs.shards is not None
+    assert [shard.block_table.shape for shard in inputs.shards] == [(2, 8)] * 2
+    assert inputs.block_table.shape == (2, 16)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from compare.commands.record import _folder_name
 from compare.run import registry
 from compare.tools import golden, golden_record
 from tests.compare.cli.command_line import command_line
@@ -77,3 +78,39 @@ def test_an_unknown_kernel_is_2_with_the_nearest(folder):
     found = command_line("record", CASE, "--kernel", "torsh", "--out", str(folder))
     assert (found.status, found.out) == (2, "")
     assert "the nearest is 'torch'" in found.err
+
+
+DECODE = "dcp-decode:lens=37+5,q=3+1,h=2,world=2"
+
+
+@pytest.mark.usefixtures("clean_tree")
+def test_decode_is_recorded_and_what_a_kernel_does_not_serve_is_skipped_and_said(tmp_path, folder):
+    decode = folder.parent / "xla_decode"
+    words = [f"{DECODE},rank=all,seed=4", f"{DECODE},rank=1", f"{DECODE},page=16"]
+    found = command_line("record", *words, "--kernel", "xla", "--out", str(decode))
+    assert found.status == 0, found.err
+    assert found.out == f"{decode}: 2 recorded, 0 kept as they were, 1 skipped\n"
+    assert "3/3 skipped dcp-decode:lens=37+5,q=3+1,h=2,page=16,world=2: page = 16" in found.err
+
+    words = [*words[:2], "--candidate", "torch", "--reference", "golden:cpu/xla_decode"]
+    found = command_line("run", *words)
+    assert found.status == 0, found.out
+    assert "dcp-decode against golden:cpu/xla_decode" in found.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "suite", "name"),
+    [
+        ("flash_mla", "sparse-prefill", "flash_mla"),
+        ("flash_mla", "dcp-decode", "flash_mla_decode"),
+        ("flashinfer-fa3", "dcp-decode", "flashinfer_fa3"),
+    ],
+)
+def test_each_kernel_and_suite_has_a_folder_of_its_own(kernel, suite, name):
+    assert _folder_name(kernel, {suite}) == name
+
+
+def test_a_function_s_results_need_a_folder_s_name():
+    found = command_line("record", CASE, "--kernel", "mine.py:attend")
+    assert (found.status, found.out) == (2, "")
+    assert "--out says in which folder" in found.err
