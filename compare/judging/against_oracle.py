@@ -201,9 +201,10 @@ class AgainstOracle:
             )
             return
         torch_error = float(rows.torch_error[token, head])
+        rounded = "P, scores and parts" if self.view.rounded_parts else "P and scores"
         self._allowed["out"] = (
             f"the row's error is {error[row]:.3g}, allowed is {bound[row]:.3g} "
-            f"(2 x torch's {torch_error:.3g}, and the rounding of P and scores)"
+            f"(2 x torch's {torch_error:.3g}, and the rounding of {rounded})"
         )
 
     @property

@@ -245,10 +245,13 @@ def _of_the_merge(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
             rows=lambda after=after: merged([base2] * len(parts), after),
         )
     for odd in ranks if len(parts) > 1 else ():
-        for mine, others, word in ((base2, 1.0, "only"), (1.0, base2, "all but")):
+        for mine, others, which in (
+            (base2, 1.0, f"rank {odd} only"),
+            (1.0, base2, f"all but rank {odd}"),
+        ):
             yield Hypothesis(
                 name="lse-bases-mixed",
-                sentence=f"the ranks' lses are in two bases: base 2 on {word} rank {odd}",
+                sentence=f"the ranks' lses are in two bases: base 2 on {which}",
                 rows=lambda odd=odd, mine=mine, others=others: merged(
                     [mine if rank == odd else others for rank in ranks]
                 ),

@@ -24,7 +24,7 @@ from compare.judging.decode_tolerance import (
     exact_slack,
     merged_bounds,
 )
-from compare.judging.device import to_numpy, upload
+from compare.judging.device import block_elements, to_numpy, upload
 from compare.judging.evidence import OracleRows, Rows
 from compare.judging.tolerance import calibrated_bounds
 
@@ -58,6 +58,11 @@ class Evidence(evidence.Evidence):
     def flop(self) -> float:
         """Multiply-adds times two of one pass over all keys that the rows see."""
         return 2.0 * self.heads * float(self.keys.keys.sum()) * (self.inputs.q.shape[2] + 512)
+
+    @property
+    def step(self) -> int:
+        """Tokens in a block."""
+        return max(1, block_elements(self.device) // (512 * self.heads))
 
     def oracle(
         self, tokens: Int64[np.ndarray, " n"], variant: DecodeVariant | None = None

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float64
@@ -87,7 +88,7 @@ MERGED_FLOAT8 = {
 
 def tolerances(
     *, merged: bool, rounded_parts: bool, float8: bool
-) -> tuple[str, dict[str, Tolerance]]:
+) -> tuple[str, Mapping[str, Tolerance]]:
     """Whose tests, and their rule for each tensor. merged: ranks were; rounded_parts: one of the
     results has parts that were rounded to bfloat16; float8: the keys are."""
     if merged:

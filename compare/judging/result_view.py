@@ -29,7 +29,8 @@ def check_form(inputs: SparsePrefillInputs, result: SparsePrefillResult) -> Form
     """Shapes first, then dtypes: out bfloat16 [T, H, 512] (or [R, 512] with out_rows), lse and
     max_logits float32 [T, H].
     """
-    return form_fault(result, *inputs.q.shape[:2], inputs.d_v)
+    T, H, _ = inputs.q.shape
+    return form_fault(result, T, H, inputs.d_v)
 
 
 def form_fault(result: SparsePrefillResult, T: int, H: int, d_v: int) -> FormFault | None:
