@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from compare.tools.bench_timing import Contender, Method, Timing, interleaved
-from compare.tools.golden_record import REVISION_VARIABLE
 from compare.tools.measurement import MeasuredRow, NotMeasured
 
 LARGEST_ERROR = 5e-3
@@ -236,7 +234,7 @@ def environment() -> dict[str, str]:
 
 def revision() -> str:
     """The commit of this code, or what MLA_CROSSCHECK_REVISION says where git doesn't know it."""
-    return environment().get("revision") or os.environ.get(REVISION_VARIABLE, "unknown")
+    return environment().get("revision", "unknown")
 
 
 def out_file(path: Path, suite: str) -> Path:

@@ -20,6 +20,7 @@ from compare.cases.case import Case
 from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.judging.verdict import Status
+from compare.report.environment import REVISION_VARIABLE
 from compare.run.implementations import Implementation, Unsupported
 from compare.run.result import DcpDecodeResult, SparsePrefillResult
 from compare.tools.golden_format import (
@@ -38,7 +39,6 @@ from compare.tools.golden_format import (
 from compare.tools.golden_rows import choose_rows
 from compare.tools.tensor_file import tensor_bytes, write_bytes
 
-REVISION_VARIABLE = "MLA_CROSSCHECK_REVISION"
 LARGEST_CASE = 1_000_000  # bytes
 LARGEST_FOLDER = {PrefillEntry.suite: 6_000_000, DecodeEntry.suite: 2_000_000}
 _ROOT = Path(__file__).parents[2]

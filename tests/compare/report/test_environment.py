@@ -112,3 +112,10 @@ def test_this_checkout_s_revision_is_its_commit():
         ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     )
     assert module.environment()["revision"].removesuffix("-dirty") == head.stdout.strip()
+
+
+def test_a_copy_without_git_is_of_the_revision_that_the_variable_says(tmp_path, monkeypatch):
+    monkeypatch.setenv(module.REVISION_VARIABLE, "1a2b3c")
+    assert module.revision(tmp_path) == "1a2b3c"
+    monkeypatch.delenv(module.REVISION_VARIABLE)
+    assert module.revision(tmp_path) is None
