@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_ref.decode_inputs import VALUE_WIDTH, DecodeInputs
-from torch_ref.planning import BoundsShapeMismatch, DecodeRows, decode_rows
+from torch_ref.planning import BoundsShapeMismatch, DecodeRows, NonUniformBlock, decode_rows
 from torch_ref.planning.sharding import local_length
 
 
@@ -125,7 +125,7 @@ class DecodeVariant:
                 num_rows=given.tokens,
                 rules="vllm-0.33.0",
             )
-        except BoundsShapeMismatch:
+        except (BoundsShapeMismatch, NonUniformBlock):
             return given.rows
 
     def _count(self, given: DecodeInputs, request: int, below_total: int) -> int:

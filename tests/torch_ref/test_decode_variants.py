@@ -177,6 +177,11 @@ def test_lse_read_in_another_layout():
     assert got.tolist() == [[0, 1, 10], [11, 20, 21], [100, 101, 110], [111, 120, 121]]
 
 
+def test_a_draft_block_has_no_other_view():
+    problem = random_problem([20, 9], [4, 2], causal=False)
+    assert torch.equal(oracle(problem, view="uniform").lse, oracle(problem).lse)
+
+
 @pytest.mark.parametrize(("heads", "query_lens"), [(1, [3, 2]), (3, [1, 0, 2]), (1, [1])])
 def test_lse_of_one_token_one_head_or_no_token_in_another_layout(heads, query_lens):
     problem = random_problem([9] * len(query_lens), query_lens, heads=heads)

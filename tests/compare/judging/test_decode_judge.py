@@ -105,7 +105,7 @@ def test_a_row_without_keys_has_out_0_and_lse_minus_inf_exactly(ragged: Evidence
     tiny = changed(result.out, (row, 1, 7), 1e-30)
     verdict = judged(ragged, right(ragged, out=tiny))
     assert verdict.status is Status.SPECIAL
-    assert f"; 0 is due: the row sees no key on this rank" in verdict.reason
+    assert "; 0 is due: the row sees no key on this rank" in verdict.reason
     for value in (math.inf, 0.0, -1e30, math.nan):
         verdict = judged(ragged, right(ragged, lse=changed(result.lse, (row, 2), value)))
         assert verdict.status is Status.SPECIAL
