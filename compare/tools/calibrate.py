@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.inputs import Inputs
 from compare.judging.sparse_prefill import Evidence, judge, share_by_tensor
+from compare.judging.verdict import Verdict
 from compare.report.environment import environment
 from compare.run import registry
-from compare.run.result import SparsePrefillResult
+from compare.run.result import Result, SparsePrefillResult
 from compare.tools.calibration_cases import faults, random_cases, with_fault
 from compare.tools.model_kernels import Freedom
 from compare.tools.model_kernels import run as run_model
@@ -52,9 +54,8 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
     the reason) and its largest share by tensor; for each fault the cases that could show it, those
     that did, and its smallest and median share.
     """
-    right = {name: _Shares() for name in ("xla", *MODELS)}
-    wrong: dict[str, list[float]] = defaultdict(list)
-    missed: dict[str, str] = {}
+    right = {name: Shares(judge) for name in ("xla", *MODELS)}
+    wrong: dict[str, list[tuple[float, str]]] = defaultdict(list)
     xla = registry.find("xla", "cpu")
     rng = np.random.default_rng(seed)
     seen: set[tuple] = set()
@@ -77,9 +78,7 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
             result = with_fault(evidence, possible[fault])
             if result is not None:
                 share = max(share_by_tensor(inputs, result, evidence).values())
-                wrong[fault].append(share)
-                if share <= min(wrong[fault]):
-                    missed[fault] = str(case)
+                wrong[fault].append((share, str(case)))
     return {
         "schema": SCHEMA,
         "kind": "judge-calibration",
@@ -89,23 +88,29 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
         "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
         "right": {name: shares.summary() for name, shares in right.items()},
-        "faults": {
-            name: {
-                "cases": len(shares),
-                "caught": sum(share > 1.0 for share in shares),
-                "smallest_share": _json_number(min(shares)),
-                "median_share": _json_number(float(np.median(shares))),
-                "smallest_at": missed[name],
-            }
-            for name, shares in sorted(wrong.items())
-        },
+        "faults": fault_rows(wrong),
     }
 
 
-class _Shares:
-    """What one right kernel used of the bounds over all of its cases."""
+def fault_rows(found: dict[str, list[tuple[float, str]]]) -> dict[str, dict[str, Any]]:
+    """Of each fault's shares and case lines what the measurement keeps."""
+    return {
+        name: {
+            "cases": len(shares),
+            "caught": sum(share > 1.0 for share, _ in shares),
+            "smallest_share": _json_number(min(shares)[0]),
+            "median_share": _json_number(float(np.median([share for share, _ in shares]))),
+            "smallest_at": min(shares)[1],
+        }
+        for name, shares in sorted(found.items())
+    }
 
-    def __init__(self) -> None:
+
+class Shares:
+    """What one right kernel used of the bounds over all of its cases; judge: the suite's."""
+
+    def __init__(self, judge: Callable[..., Verdict]) -> None:
+        self._judge = judge
         self.cases = 0
         self.alarms: list[str] = []
         self.largest: dict[str, float] = defaultdict(float)
@@ -114,11 +119,11 @@ class _Shares:
     def add(
         self,
         line: str,
-        inputs: SparsePrefillInputs,
-        result: SparsePrefillResult,
-        evidence: Evidence,
+        inputs: Inputs,
+        result: Result,
+        evidence: object,
     ) -> None:
-        verdict = judge(inputs, result, evidence=evidence)
+        verdict = self._judge(inputs, result, evidence=evidence)
         self.cases += 1
         if verdict.status.failed:
             self.alarms.append(f"{line}: {verdict.status.value}: {verdict.reason}")
@@ -136,15 +141,15 @@ class _Shares:
         }
 
 
-def table(measured: dict[str, Any]) -> str:
+def table(measured: dict[str, Any], statistics: tuple[str, ...] = ("max_logits", "lse")) -> str:
     """The two tables of docs/tolerances.md, in Markdown."""
     lines = [
-        "| right kernel | cases | alarms | out row | out tensor | max_logits | lse |",
-        "|---|---|---|---|---|---|---|",
+        f"| right kernel | cases | alarms | out row | out tensor | {' | '.join(statistics)} |",
+        "|---|---|---|---|---|" + "---|" * len(statistics),
     ]
     for name, row in measured["right"].items():
         shares = row["largest_share"]
-        cells = [_cell(shares.get(key, 0.0)) for key in ("out", "out tensor", "max_logits", "lse")]
+        cells = [_cell(shares.get(key, 0.0)) for key in ("out", "out tensor", *statistics)]
         lines.append(f"| {name} | {row['cases']} | {len(row['alarms'])} | {' | '.join(cells)} |")
     lines += [
         "",

@@ -133,6 +133,24 @@ def test_no_golden_holds_these_cases():
     ]
 
 
+def documented_sizes() -> list[list[str]]:
+    """The table of docs/tolerances.md: candidate, case, name, and errors of out and lse."""
+    text = (CANDIDATES.parents[1] / "docs" / "tolerances.md").read_text()
+    table = text.split("| candidate | case | named | out | lse |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n")[2:]]
+
+
+@pytest.mark.parametrize("line", documented_sizes(), ids=lambda line: f"{line[0]}-{line[1]}")
+def test_the_documented_size_of_a_fault_is_the_measured_one(line: list[str]):
+    name, case, named, *sizes = line
+    verdict = verdict_of(name, Evidence(inputs_of(f"dcp-decode:{case}")))
+    check_named(verdict, named)
+    metrics = verdict.against_oracle
+    # Torch may add in another order elsewhere: two digits hold.
+    for size, tensor in zip(sizes, ("out", "lse"), strict=True):
+        assert metrics[tensor].max_abs == pytest.approx(float(size), rel=1e-2)
+
+
 def test_every_wrong_candidate_has_its_file():
     files = {path.stem for path in CANDIDATES.glob("*.py")}
     wrong = {*WRONG, *WRONG_ON_ONE_RANK, *WRONG_IN_A_MERGE, *PADDED}
