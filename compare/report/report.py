@@ -12,6 +12,7 @@ class Row:
     """One candidate on one case. case: its line. reference: the name of what it was compared with
     (None: the oracle alone). seconds: wall time of the candidate's call, compilation included.
     target: the words that find the candidate, where its author gave it a name of its own.
+    files: of tensors in files, their paths, the candidate's first; no case makes those again.
     """
 
     case: str
@@ -20,6 +21,7 @@ class Row:
     verdict: Verdict
     seconds: float
     target: str | None = None
+    files: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -134,8 +134,11 @@ def headline(report: Report) -> str:
 
 def reproducer(row: Row, report: Report) -> str:
     """The command that runs this row again, ready for a shell."""
-    words = ["run", row.case, "--candidate", row.target or row.candidate]
-    words += ["--reference", row.reference or "oracle"]
+    if row.files:
+        words = ["compare", *row.files]
+    else:
+        words = ["run", row.case, "--candidate", row.target or row.candidate]
+        words += ["--reference", row.reference or "oracle"]
     if report.profile != "calibrated":
         words += ["--profile", report.profile]
     return f"{program()} {shlex.join(words)}"

@@ -72,6 +72,7 @@ def compare_files(
         reference=None if theirs is None else str(theirs),
         verdict=verdict,
         seconds=0.0,
+        files=(str(mine),) if theirs is None else (str(mine), str(theirs)),
     )
     return Report(
         rows=(row,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judging.verdict import Status
+from compare.report.summary import program, reproducer
 from compare.suites import make_inputs, parse_case
 from compare.tools.bundle import BundleError, compare_files, save_bundle
 from compare.tools.tensor_file import read_tensors, tensor_bytes
@@ -205,3 +207,18 @@ def test_chunks_of_a_callers_own_are_refused(tmp_path, eager):
         save_bundle(
             tmp_path / "x", dataclasses.replace(inputs, chunks=((0, 2),)), eager().run(inputs)
         )
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_reproducer_of_files_is_the_command_that_reads_them(tmp_path, eager, beside):
+    inputs = inputs_of(LINE)
+    result = eager().run(inputs)
+    paths = [tmp_path / "lse in bits.safetensors", tmp_path / "theirs.safetensors"]
+    wrong = dataclasses.replace(result, lse=result.lse * np.float32(1.4427))
+    save_bundle(paths[0], own(inputs), wrong)
+    save_bundle(paths[1], own(inputs), result)
+    paths = paths[: 1 + beside]
+    report = compare_files(*paths, profile="both")
+    assert report.exit_status == 1
+    words = shlex.split(reproducer(report.rows[0], report).removeprefix(program()))
+    assert words == ["compare", *map(str, paths), "--profile", "both"]
