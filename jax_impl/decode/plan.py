@@ -118,8 +118,9 @@ def plan_decode(
       heads: query heads that the kernel runs, 1 to 128.
       dcp_rank, dcp_world, interleave: this rank's place, and runs of how many positions.
       causal: whether a token is barred from its request's later tokens.
-      capacity: plans of one capacity (with one max_query_len and heads) have arrays of one
-        shape, so that a jitted `dcp_decode` is compiled once. None: as large as this batch.
+      capacity: plans of one capacity (with one max_query_len, heads and interleave) have arrays
+        of one shape, so that a jitted `dcp_decode` is compiled once. None: as large as this
+        batch.
       split_keys: None cuts requests so that the GPU is evenly loaded, which depends on the whole
         batch. A multiple of 128 cuts every request at its multiples instead: then the bits of
         a row depend on its own query and keys alone.

@@ -36,7 +36,7 @@ def table_with(row: int, column: int, page: int) -> np.ndarray:
 
 BAD = [
     # (changed argument, its value, error, what the message says)
-    ("q", zeros(3, 2, 512), NotImplementedError, r"q must have a width of 576 \(512 \+ 64\); got 512"),
+    ("q", zeros(3, 2, 512), NotImplementedError, r"q must have a width of 576 .*got 512"),
     ("q", zeros(3, 2 * 576), ValueError, r"q must be \[T, H, 576\]; got shape \[3, 1152\]"),
     ("q", zeros(3, 2, 576, dtype=np.float32), ValueError, "q must be bfloat16 or .*; got float32"),
     ("q", zeros(3, 4, 576), ValueError, "q must have the 2 heads of its plan; got 4"),
@@ -55,7 +55,7 @@ BAD = [
     ("block_table", table_with(0, 2, -1), ValueError, "0 to 24, .*got -1 for page 2 of request 0"),
     ("block_table", table_with(1, 0, 25), ValueError, "0 to 24, .*got 25 for page 0 of request 1"),
     ("plan", {}, ValueError, "plan must be a DecodePlan of plan_decode; got dict"),
-    ("plan", BATCH.plan(interleave=64, dcp_world=2), ValueError, "page_size: 32 with interleave 64"),
+    ("plan", BATCH.plan(interleave=64, dcp_world=2), ValueError, "32 with interleave 64"),
     ("sm_scale", float("nan"), ValueError, "sm_scale must be finite"),
     ("sm_scale", jnp.float32(1), ValueError, "sm_scale must be a Python or NumPy number"),
     ("kv_scale", 0.0, ValueError, "kv_scale must be positive; got 0.0"),
