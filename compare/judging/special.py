@@ -24,11 +24,14 @@ _INFINITY = 0x7F80
 
 @dataclasses.dataclass(kw_only=True)
 class Finding:
-    """All violations of one rule in one tensor: how often, and the first place with its value."""
+    """All violations of one rule in one tensor: how often, and the first place with its value.
+
+    expected: the value that is due; None where any finite one is.
+    """
 
     tensor: str
     rule: str
-    expected: float
+    expected: float | None
     count: int = 0
     first: Worst | None = None
 
@@ -99,7 +102,7 @@ class SpecialValues:
             (
                 finite & (largest >= _INFINITY),
                 "a finite value is due",
-                math.nan,
+                None,
                 lambda bits: bits >= _INFINITY,
             ),
         ):
@@ -144,7 +147,7 @@ class SpecialValues:
         nan = kinds.nan_score
         finite = ~(empty | nan | kinds.undefined)
 
-        def note(rows: np.ndarray, rule: str, expected: float, broken: np.ndarray) -> None:
+        def note(rows: np.ndarray, rule: str, expected: float | None, broken: np.ndarray) -> None:
             wrong = rows & broken
             if not wrong.any():
                 return
@@ -164,7 +167,7 @@ class SpecialValues:
 
         sign = "+inf" if value > 0 else "-inf"
         note(empty, f"{sign} is due: {self._contract.no_key}", value, got != value)
-        note(finite, "a finite value is due", math.nan, ~np.isfinite(got))
+        note(finite, "a finite value is due", None, ~np.isfinite(got))
         if tensor == "lse":
             note(nan, "NaN is due: a NaN in q or in a referenced key", math.nan, ~np.isnan(got))
             self.other_inf_at_empty += int(np.count_nonzero(empty & (got == -value)))

@@ -29,13 +29,13 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Worst:
-    """The worst element of a tensor: its index, the candidate's value, the expected one, and their
-    distance as a share of what is allowed there."""
+    """The worst element of a tensor: its index, the candidate's value, the expected one (None where
+    any finite value would have passed), and their distance as a share of what is allowed there."""
 
     tensor: str
     index: tuple[int, ...]
     got: float
-    expected: float
+    expected: float | None
     share: float
 
 

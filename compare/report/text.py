@@ -55,9 +55,10 @@ def passed_lines(row: Row) -> list[str]:
 
 def worst_place(worst: Worst) -> str:
     """``lse[3, 17]: got 1.2, expected 0.8, 3.1 times what is allowed there``; without the last part
-    where the value has to be exactly the expected one."""
+    where the value has to be exactly the expected one, and in words where any finite one is due."""
     place = ", ".join(map(str, worst.index))
-    values = f"{worst.tensor}[{place}]: got {worst.got:.9g}, expected {worst.expected:.9g}"
+    due = "a finite value" if worst.expected is None else f"{worst.expected:.9g}"
+    values = f"{worst.tensor}[{place}]: got {worst.got:.9g}, expected {due}"
     if not math.isfinite(worst.share):
         return values
     return f"{values}, {worst.share:.3g} times what is allowed there"

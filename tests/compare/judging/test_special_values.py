@@ -13,6 +13,7 @@ import torch
 from compare.judging.row_kinds import KeyFacts, most_copies
 from compare.judging.sparse_prefill import judge
 from compare.judging.verdict import Status
+from compare.report.text import worst_place
 
 WORDS = "s_q=4,s_kv=60,h=3,topk=40,sink=0.5,length=ragged,invalid=0.2,empty_rows=1,seed=5"
 
@@ -85,6 +86,8 @@ def test_a_row_with_keys_is_finite(inputs, right, empty, tensor, value):
     assert f"{tensor}[{', '.join(map(str, place))}] is {value:g}; a finite value is due" in (
         verdict.reason
     )
+    assert verdict.worst[0].expected is None
+    assert worst_place(verdict.worst[0]).endswith(f"got {value:g}, expected a finite value")
     assert sum(verdict.against_oracle[tensor].special.values()) == 1
 
 

@@ -33,6 +33,13 @@ def test_nan_and_infinities_are_strings_and_come_back():
     assert isinstance(back.worst[0].index, tuple)
 
 
+def test_a_worst_place_where_any_finite_value_is_due_comes_back():
+    worst = Worst(tensor="out", index=(0, 1, 2), got=math.inf, expected=None, share=math.inf)
+    made = report(row(worst=(worst,)))
+    assert json.loads(dump(made))["rows"][0]["verdict"]["worst"][0]["expected"] is None
+    assert load(dump(made)) == made
+
+
 def test_readers_find_the_outcome_without_this_program():
     data = json.loads(dump(EVERYTHING))
     assert data["schema"] == "mla-crosscheck/report"
