@@ -14,7 +14,10 @@ def finite_scale(scale: float, name: str = "sm_scale") -> float:
     """`scale` as a float; ValueError unless it is a real number that is finite in fp32."""
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise ValueError(f"{name}: {scale!r}; accepted is a finite number")
-    number = float(scale)
+    try:
+        number = float(scale)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or abs(number) > torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: {number}; accepted is a number that is finite in fp32")
     return number
@@ -24,7 +27,10 @@ def token_rows(rows: Sequence[int] | Tensor | None, tokens: int, device: torch.d
     """`rows` as int64 on `device`, all tokens for None; ValueError outside 0..tokens - 1."""
     if rows is None:
         return torch.arange(tokens, device=device)
-    chosen = torch.as_tensor(rows, device=device)
+    try:
+        chosen = torch.as_tensor(rows, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"rows: {rows!r}; accepted is a list of token rows") from error
     if chosen.numel() == 0:
         chosen = chosen.reshape(-1).long()
     if chosen.ndim != 1 or chosen.is_floating_point() or chosen.dtype == torch.bool:
@@ -38,7 +44,7 @@ def token_rows(rows: Sequence[int] | Tensor | None, tokens: int, device: torch.d
 
 
 def require_tensor(name: str, value: object, *dtypes: torch.dtype) -> None:
-    """ValueError unless `value` is a tensor of one of these dtypes."""
+    """ValueError unless `value` is a dense tensor of one of these dtypes, without a gradient."""
     accepted = " or ".join(str(dtype) for dtype in dtypes)
     if not isinstance(value, Tensor):
         raise ValueError(
@@ -46,6 +52,10 @@ def require_tensor(name: str, value: object, *dtypes: torch.dtype) -> None:
         )
     if value.dtype not in dtypes:
         raise ValueError(f"{name}: dtype {value.dtype}; accepted is {accepted}")
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name}: layout {value.layout}; accepted is a dense tensor")
+    if value.requires_grad:
+        raise ValueError(f"{name}: requires a gradient; accepted is one without, as of detach()")
 
 
 def require_device(tensors: Mapping[str, Tensor | None], device: torch.device) -> None:

@@ -121,7 +121,7 @@ def check_inputs(
         raise ValueError(f"q: {H} heads; accepted are 1 to {MAX_HEADS}")
     if D not in KEY_WIDTHS:
         raise ValueError(f"q: width D = {D}; accepted are 512 and 576")
-    if d_v != VALUE_WIDTH:
+    if not isinstance(d_v, int) or d_v != VALUE_WIDTH:
         raise ValueError(f"d_v: {d_v!r}; accepted is {VALUE_WIDTH} only")
     kv = _without_unit_axis("kv", kv, "[S, D] or [S, 1, D]")
     if kv.shape[1] != D:

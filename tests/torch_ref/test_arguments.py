@@ -46,6 +46,14 @@ BF16, F32 = torch.bfloat16, torch.float32
         ({"rows": [3]}, r"rows: 3; accepted are rows 0 to 2"),
         ({"rows": [-1]}, r"rows: -1; accepted are rows 0 to 2"),
         ({"rows": [0.5]}, r"rows: torch.float32"),
+        ({"rows": "first"}, r"rows: 'first'; accepted is a list of token rows"),
+        ({"d_v": torch.tensor([512, 512])}, r"d_v: tensor.*; accepted is 512 only"),
+        ({"sm_scale": 10**400}, r"sm_scale: inf; accepted is a number that is finite in fp32"),
+        (
+            {"q": torch.zeros(3, 4, 576, dtype=BF16, requires_grad=True)},
+            r"q: requires a gradient; accepted is one without",
+        ),
+        ({"kv": torch.zeros(50, 576, dtype=BF16).to_sparse()}, r"kv: layout torch.sparse_coo"),
     ],
 )
 def test_bad_arguments_are_named(make, function, changes, message):

@@ -12,7 +12,7 @@ def lengths(
 ) -> tuple[int, ...]:
     """`values` as integers; ValueError unless they are whole and not negative, one per `each`."""
     try:
-        whole = tuple(operator.index(value) for value in values)
+        whole = tuple(_whole(value) for value in values)
     except TypeError as error:
         raise ValueError(f"{name}: {error}; accepted are whole numbers, one a {each}") from error
     for i, length in enumerate(whole):
@@ -21,10 +21,17 @@ def lengths(
     return whole
 
 
+def _whole(value: SupportsIndex) -> int:
+    # A mask in the place of lengths is a mistake, although Python counts True as 1.
+    if isinstance(value, bool):
+        raise TypeError("a bool is no number here")
+    return operator.index(value)
+
+
 def at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
     """`value` as an integer; ValueError unless it is whole and `least` or more."""
     try:
-        whole = operator.index(value)
+        whole = _whole(value)
     except TypeError as error:
         raise ValueError(f"{name}: {error}; accepted are whole numbers") from error
     if whole < least:

@@ -82,7 +82,7 @@ def plan_prefill_chunks(
     """
     if rules not in ("fixed", "vllm-0.33.0"):
         raise ValueError(f"rules: {rules!r}; accepted are 'fixed' and 'vllm-0.33.0'")
-    queries = lengths("query_lens", query_lens)
+    seq_lens, queries = lengths("seq_lens", seq_lens), lengths("query_lens", query_lens)
     gather = gather_lens(seq_lens, queries, window=window)
     compressed = compressed_lens(
         seq_lens, compress_ratio=compress_ratio, has_compressed=has_compressed
@@ -178,8 +178,9 @@ def gathers_compressed(compress_ratio: int, has_compressed: bool | None = None) 
 
     V4.1 has layers of ratio 1 with a compressed region, and writes ratio 0 for window-only ones.
     """
-    if compress_ratio < 0:
-        raise ValueError(f"compress_ratio: {compress_ratio}; accepted are whole numbers from 0 on")
+    at_least("compress_ratio", compress_ratio, 0)
+    if has_compressed is not None and not isinstance(has_compressed, bool):
+        raise ValueError(f"has_compressed: {has_compressed!r}; accepted are True, False and None")
     if has_compressed is None:
         return compress_ratio > 1
     if has_compressed and compress_ratio < 1:
