@@ -142,7 +142,8 @@ def _zeros(inputs: PrefillPlanInputs, i: int, chunk: PlanChunk) -> list[Violatio
 
 
 def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
-    """P6: every request of the range fits, and several together stay within the area."""
+    """P6: every request of the range fits, and all together stay within the area, which only a
+    request that needs more by itself may exceed."""
     found = []
     N, G = chunk.compressed_rows, chunk.workspace_rows - chunk.compressed_rows
     for what, rows, need in (
@@ -161,13 +162,14 @@ def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
                 )
             )
     count = chunk.end - chunk.start
-    if count > 1 and count * chunk.workspace_rows > known.limit:
+    allowed = known.limit if count > 1 else max(known.limit, known.area(chunk.start, chunk.end))
+    if count * chunk.workspace_rows > allowed:
         found.append(
             Violation(
                 rule="P6",
                 chunk=i,
                 sentence=f"{_named(i, chunk)} takes {count} x {chunk.workspace_rows} workspace "
-                f"rows, allowed are {known.limit}",
+                f"rows, allowed are {allowed}",
             )
         )
     return found

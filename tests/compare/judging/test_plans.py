@@ -126,6 +126,12 @@ def test_a_single_request_over_the_area_is_allowed():
     assert rules_broken(huge, *shipped_plan(huge)) == []
 
 
+def test_a_single_request_may_not_take_more_than_the_workspace_has():
+    first, second = RIGHT
+    assert rules_broken(BATCH, changed(first, workspace_rows=40), second) == []
+    assert rules_broken(BATCH, changed(first, workspace_rows=41), second) == ["workspace-size"]
+
+
 def test_a_needless_split_is_seen_without_and_with_zeros_elsewhere():
     queries = (5, 5, 5, 0)
     batch = dataclasses.replace(ROOMY, query_lens=queries)
