@@ -51,7 +51,7 @@ class AgainstOracle:
         heads = self.view.heads
         places = places_of(rows.tokens, heads)
         kinds = rows.kinds
-        self.judged += len(places)
+        self.judged += int(np.count_nonzero(~kinds.undefined))
         per_row = np.zeros(len(places))
         for name, got in self.view.statistics(rows.tokens).items():
             skip = kinds.undefined | (kinds.nan_score if name == "max_logits" else False)
@@ -163,8 +163,8 @@ class AgainstOracle:
         if rows.slack is None:
             return round_to_bfloat16(pair.expected)
         slack = rows.slack
-        if self.view.rounded_parts and rows.part_slack is not None:
-            slack = slack + rows.part_slack
+        if self.view.rounded_parts and rows.part_slack:
+            slack = slack + rows.part_slack[: self.view.rounded_parts][-1]
         slack = slack.flatten(0, 1)[torch.from_numpy(at).to(slack.device)]
         least, most = (
             round_to_bfloat16(pair.expected - slack), round_to_bfloat16(pair.expected + slack)

@@ -48,6 +48,9 @@ def weigh(
     if failures:
         status = Status.SPECIAL if ours.special.findings else Status.NUMERIC
         failures += more(ours)
+    elif not ours.numbers.judged and evidence.num_tokens:
+        status = Status.UNSUPPORTED
+        failures = ["no row could be compared: what their inputs are due is not defined"]
     found: tuple[Diagnosis, ...] = ()
     # A result within the calibrated bounds agrees with the contract: nothing else explains it.
     if status is Status.SPECIAL or (failures and max(ours.shares.values()) > 1.0):

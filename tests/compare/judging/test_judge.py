@@ -233,6 +233,14 @@ def test_an_unknown_profile_is_refused(inputs, right):
         judge(inputs, right, profile="strict")
 
 
+def test_inputs_of_which_no_row_is_defined_are_no_pass(inputs, right):
+    keys = np.full_like(inputs.kv, np.inf)
+    ended = {"topk_length": None, "attn_sink": None}
+    verdict = judge(dataclasses.replace(inputs, kv=keys, **ended), right, right)
+    assert (verdict.status, verdict.rows_judged) == (Status.UNSUPPORTED, 0)
+    assert "no row could be compared" in verdict.reason
+
+
 def test_no_token_is_no_fault(inputs_of, yardstick_of):
     inputs = inputs_of("s_q=0,s_kv=9,h=2,topk=8")
     empty = np.zeros((0, 2), np.float32)
