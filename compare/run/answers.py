@@ -3,7 +3,8 @@ the judge's to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from compare.cases.inputs import DecodePlanInputs
@@ -62,7 +63,8 @@ def plan_result(chunks: Any, name: str) -> PlanResult:
                 f"{name} returned a {type(chunk).__name__} as chunk {number}; accepted: an object "
                 f"with {', '.join(_CHUNK)}, or a tuple of these"
             )
-        rows.append(PlanChunk(**{f: int(w) for f, w in zip(_CHUNK, words, strict=True)}))
+        whole = _whole(words, f"chunk {number} of {name}")
+        rows.append(PlanChunk(**dict(zip(_CHUNK, whole, strict=True))))
     return PlanResult(chunks=tuple(rows))
 
 
@@ -84,7 +86,10 @@ def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> Deco
         counts = getattr(answer, "local_counts", None)
     elif counts is None and isinstance(answer, Mapping):
         counts = answer.get("local_counts")
-    bound, padding = _whole(found["bound"]), tuple(bool(p) for p in found["padding"])
+    bound, padding = (
+        _whole(found["bound"], f"bound of {name}"),
+        tuple(bool(p) for p in found["padding"]),
+    )
     notes = ()
     if counts is None:
         group = (inputs.dcp_rank, inputs.dcp_world, inputs.interleave)
@@ -95,9 +100,9 @@ def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> Deco
         notes = ("local key counts follow from its bounds; the planner gave none",)
     return DecodePlanResult(
         ragged=bool(found["ragged"]),
-        request=_whole(found["request"]),
+        request=_whole(found["request"], f"request of {name}"),
         bound=bound,
-        local_counts=_whole(counts),
+        local_counts=_whole(counts, f"local_counts of {name}"),
         padding=padding,
         notes=notes,
     )
@@ -120,5 +125,9 @@ def _named(
     )
 
 
-def _whole(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
+def _whole(values: Iterable[Any], name: str) -> tuple[int, ...]:
+    """`values` as they are; TypeError where one isn't a whole number, which int() would cut."""
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise TypeError(f"{name}: {values!r}; accepted: whole numbers") from None

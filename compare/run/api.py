@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 from compare.cases.case import Case
-from compare.cases.inputs import DcpDecodeInputs, DecodePlanInputs, Inputs, SparsePrefillInputs
+from compare.cases.inputs import (
+    DcpDecodeInputs,
+    DecodePlanInputs,
+    Inputs,
+    PrefillPlanInputs,
+    SparsePrefillInputs,
+)
 from compare.judging.verdict import Status, Verdict
 from compare.report.report import Report, Row
 from compare.run.answers import (
@@ -175,7 +182,10 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
         if field.default is dataclasses.MISSING and given.get(name) is None:
             raise ValueError(f"inputs: {name} is missing; {suite} needs it")
     if suite not in _ARRAYS:
-        return kind(**{k: _plain(v) for k, v in given.items()})
+        made = kind(**{k: _plain(v, k) for k, v in given.items()})
+        if isinstance(made, PrefillPlanInputs):
+            _check_batch(made)
+        return made
     values: dict[str, Any] = {
         name: to_numpy(value, name) if name in _ARRAYS[suite] and value is not None else value
         for name, value in given.items()
@@ -192,15 +202,37 @@ def _longest(query_start_loc: Any) -> int | None:
     """The longest query of a batch, at least 1; None without one."""
     if query_start_loc is None:
         return None
-    starts = _plain(query_start_loc)
+    starts = _plain(query_start_loc, "query_start_loc")
     return max((1, *(end - start for start, end in pairwise(starts))))
 
 
-def _plain(value: Any) -> Any:
-    """Lengths, whatever holds them, as a tuple of int."""
-    if value is None or isinstance(value, (bool, int)):
+def _plain(value: Any, name: str) -> Any:
+    """A whole number or lengths, whatever holds them, as int or a tuple of int; ValueError else."""
+    if value is None or isinstance(value, bool):
         return value
-    return tuple(int(item) for item in value)
+    one = not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0
+    try:
+        return operator.index(value) if one else tuple(operator.index(item) for item in value)
+    except TypeError:
+        raise ValueError(f"{name}: {value!r}; accepted: whole numbers") from None
+
+
+def _check_batch(inputs: PrefillPlanInputs) -> None:
+    """ValueError for a batch that no planner may be given."""
+    if len(inputs.seq_lens) != len(inputs.query_lens):
+        raise ValueError(
+            f"query_lens: {len(inputs.query_lens)} requests; seq_lens has {len(inputs.seq_lens)}"
+        )
+    for request, (length, query) in enumerate(zip(inputs.seq_lens, inputs.query_lens, strict=True)):
+        if not 0 <= query <= length:
+            raise ValueError(
+                f"query_lens[{request}]: {query}; accepted: 0 to the request's length, {length}"
+            )
+    for name in ("window", "max_model_len", "max_num_batched_tokens", "chunk_size"):
+        if getattr(inputs, name) < 1:
+            raise ValueError(f"{name}: {getattr(inputs, name)}; accepted: 1 and more")
+    if inputs.compress_ratio < (1 if inputs.has_compressed else 0):
+        raise ValueError(f"compress_ratio: {inputs.compress_ratio}; accepted: 0 and more")
 
 
 def _result(inputs: Inputs, result: Any, name: str) -> Result:

@@ -80,7 +80,7 @@ def to_numpy(value: Any, name: str = "array") -> np.ndarray:
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _torch_to_numpy(value)
+        return _torch_to_numpy(value, name)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array):
         return np.asarray(value)
@@ -92,9 +92,12 @@ def to_numpy(value: Any, name: str = "array") -> np.ndarray:
     )
 
 
-def _torch_to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def _torch_to_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
     import torch
 
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "tensor without data (meta)" if tensor.is_meta else f"{tensor.layout} tensor"
+        raise TypeError(f"{name} is a {kind}; accepted: a dense tensor")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     dtype = _TORCH_TO_NUMPY.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:

@@ -32,7 +32,7 @@ class Failure:
         ]
         return cls(
             kind=type(error).__name__,
-            message=_shortened(str(error)),
+            message=_shortened(_said(error)),
             frames=tuple(frames[-3:]),
             unsupported=isinstance(error, NotImplementedError),
         )
@@ -70,6 +70,13 @@ def verdict_of(error: BaseException) -> Verdict:
     else:
         status = Status.ERROR
     return Verdict(status=status, reason=sentence(error))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # it is somebody else's class
+        return "(its own message can't be read)"
 
 
 def _shortened(message: str) -> str:

@@ -140,7 +140,11 @@ class Session:
 
         reference = self._references.get(case.suite)
         self._prepare(case, [self._candidates[place] for place in able], reference)
-        inputs = _make_inputs(case)
+        try:
+            inputs = _make_inputs(case)
+        except MemoryError as error:
+            yield Unavailable(f"{line}: this machine has no memory for its inputs ({error})")
+            return
         found = _Reference()
         if reference is not None:
             yield Starting(task.index, None, f"{reference.name} on {line}")

@@ -134,6 +134,33 @@ def test_a_plan_of_one_s_own_is_judged_by_its_rules() -> None:
     assert compare.judge("prefill-plan", batch, empty_chunk).status.failed
 
 
+@pytest.mark.parametrize("word", [1.5, 1.0, "1", float("nan")])
+def test_a_plan_that_is_not_of_whole_numbers_is_not_cut_to_them(word: object) -> None:
+    with pytest.raises(TypeError, match=r"chunk 0 of result: .*; accepted: whole numbers"):
+        compare.judge("prefill-plan", "prefill-plan:seq=40+40,q=0+5", [(word, 2, 10, 22, 0, 5)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_lens": [40.7, 40]}, r"seq_lens: \[40.7, 40\]; accepted: whole numbers"),
+        ({"seq_lens": [40]}, "query_lens: 2 requests; seq_lens has 1"),
+        ({"query_lens": [0, 41]}, r"query_lens\[1\]: 41; accepted: 0 to the request's length, 40"),
+        ({"compress_ratio": 4.5}, "compress_ratio: 4.5; accepted: whole numbers"),
+        ({"window": 0}, "window: 0; accepted: 1 and more"),
+    ],
+)
+def test_a_batch_that_no_planner_may_be_given_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    batch: dict[str, Any] = dict(
+        seq_lens=[40, 40], query_lens=[0, 5], compress_ratio=4, window=8,
+        max_model_len=64, max_num_batched_tokens=16, chunk_size=1,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        compare.judge("prefill-plan", batch | change, [(1, 2, 10, 22, 0, 5)])
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -82,3 +82,12 @@ def test_jax_arrays_keep_bfloat16_and_int64_is_refused() -> None:
 def test_what_is_no_array_is_named() -> None:
     with pytest.raises(TypeError, match=r"lse is a builtins\.list; accepted: a torch tensor"):
         to_numpy([1.0], "lse")
+
+
+def test_a_tensor_without_plain_memory_is_named_and_not_taken_for_an_unsupported_case() -> None:
+    for tensor, kind in (
+        (torch.zeros(2, 2).to_sparse(), "torch.sparse_coo tensor"),
+        (torch.zeros(2, 2, device="meta"), "tensor without data"),
+    ):
+        with pytest.raises(TypeError, match=f"out is a {kind}.*accepted: a dense tensor"):
+            to_numpy(tensor, "out")

@@ -90,6 +90,34 @@ def test_what_a_candidate_raises_is_its_status(error: Exception, status: str, wo
     assert report.rows[0].verdict.reason.startswith(words)
 
 
+def test_an_exception_that_cannot_be_read_is_an_error_like_any_other() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    verdict = run(BATCHES[:1], [Planner("fake", raising(Mute()))], "oracle").rows[0].verdict
+    assert verdict.status is Status.ERROR
+    assert "Mute: (its own message can't be read)" in verdict.reason
+
+
+def test_a_case_too_large_for_this_machine_is_said_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = session._make_inputs
+
+    def made(case: Case) -> Inputs:
+        if case == BATCHES[0]:
+            raise MemoryError("45 PiB")
+        return make(case)
+
+    monkeypatch.setattr(session, "_make_inputs", made)
+    report = run(BATCHES[:2], [Planner()], "oracle")
+    assert statuses(report) == [("fake", "PASS")]
+    said = f"{BATCHES[0]}: this machine has no memory for its inputs (45 PiB)"
+    assert report.unavailable == (said,)
+    assert report.exit_status == 3
+
+
 def test_a_long_message_is_shortened_and_says_so() -> None:
     report = run(BATCHES[:1], [Planner("fake", raising(ValueError("x" * 5000)))], "oracle")
     assert "(3,000 more characters)" in report.rows[0].verdict.reason
@@ -273,6 +301,19 @@ def test_other_bits_from_run_to_run_are_nondeterministic() -> None:
     assert steady.verdict.status is Status.PASS
     assert report.exit_status == 1
     assert run([PREFILL], [Flaky()], "oracle", device="cpu").rows[0].verdict.status is Status.PASS
+
+
+def test_one_buffer_that_is_given_back_and_written_to_again_is_nondeterministic_too() -> None:
+    class OneBuffer(Flaky):
+        def run(self, inputs: Inputs) -> Result:
+            result = super().run(inputs)
+            assert isinstance(result, SparsePrefillResult)
+            self.buffer = getattr(self, "buffer", result.out)
+            self.buffer[:] = result.out
+            return dataclasses.replace(result, out=self.buffer)
+
+    verdict = run([PREFILL], [OneBuffer()], "oracle", device="cpu", repeat=2).rows[0].verdict
+    assert verdict.status is Status.NONDETERMINISTIC
 
 
 def test_a_wrong_result_stays_wrong_when_it_changes_too() -> None:
