@@ -5,6 +5,8 @@ Nothing heavy is imported here: each command imports what it needs when it runs.
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -57,6 +59,10 @@ def _options(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs the command line on `words`, by default the program's own; its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # A path that the terminal's encoding lacks a letter of is no reason to lose a report.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(None if words is None else list(words))
     except SystemExit as end:

@@ -55,4 +55,4 @@ def compare_files(
     console = Console(highlight=False)
     terminal.show(found, console, verbose=True)
     say_written(written, console)
-    return found.exit_status
+    return report_files.status(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +38,7 @@ class ReportFiles:
     def __init__(self, words: Sequence[str] | None, folder: Path) -> None:
         self._formats = [one_of("--report", w, tuple(files.FORMATS)) for w in comma_list(words)]
         self._folder = folder
+        self._failure: str | None = None
         if self._formats:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -43,11 +46,26 @@ class ReportFiles:
                 raise WordsOff(
                     f"--out {folder}: no folder can be made there ({error.strerror})"
                 ) from None
+            paths = [folder / files.FORMATS[name][0] for name in self._formats]
+            for path in (folder, *(path for path in paths if path.exists())):
+                if not os.access(path, os.W_OK) or (path != folder and not path.is_file()):
+                    raise WordsOff(f"--out {folder}: {path} can't be written to")
 
     def write(self, report: Report) -> tuple[Path, ...]:
         """Writes them; without --report there are none. Done before a report is shown: a pipe that
         nobody reads any more must not cost the files."""
-        return files.write(report, self._formats, self._folder) if self._formats else ()
+        try:
+            return files.write(report, self._formats, self._folder) if self._formats else ()
+        except OSError as error:  # a full disk: the report is still shown
+            self._failure = f"the files of the report can't be written: {error}"
+            return ()
+
+    def status(self, report: Report) -> int:
+        """The exit status of the command: 3 besides where its files couldn't be written."""
+        if self._failure is None:
+            return report.exit_status
+        print(f"mla-crosscheck: {self._failure}", file=sys.stderr)
+        return report.exit_status or 3
 
 
 def say_written(written: Sequence[Path], console: Console) -> None:

@@ -121,7 +121,7 @@ def run(
             terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
         terminal.show(found, console, verbose=verbose, quiet=quiet)
         say_written(written, console)
-    return found.exit_status
+    return report_files.status(found)
 
 
 def matching(cases: Sequence[Case], pattern: str | None) -> tuple[Case, ...]:

@@ -85,11 +85,11 @@ def lengths(option: str, text: str) -> tuple[int, ...]:
     """Whole numbers joined by commas, plus signs or blanks; ``none`` is the empty list."""
     if text.strip() == "none":
         return ()
-    words = [word for word in re.split(r"[,+\s]+", text.strip()) if word]
-    if not words:
+    words = re.split(r"\s*[,+]\s*|\s+", text.strip())
+    if words == [""]:
         raise WordsOff(f"{option} is empty; write whole numbers joined by commas, or none")
     for word in words:
-        if not word.isdecimal():
+        if not (word.isascii() and word.isdecimal()):
             raise WordsOff(
                 f"{option} {text}: {word!r} isn't accepted; accepted: whole numbers from 0, joined "
                 "by commas, plus signs or blanks"

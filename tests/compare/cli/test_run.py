@@ -140,6 +140,20 @@ def test_the_files_hold_the_same_run(fake, tmp_path, monkeypatch):
         assert f"wrote {folder / name}" in found.out
 
 
+def test_files_that_fail_to_be_written_cost_neither_the_table_nor_a_failing_status(
+    fake, tmp_path, monkeypatch
+):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("compare.report.files.write", full)
+    fake.found = report(row())
+    found = command_line("run", "--report", "json", "--out", str(tmp_path))
+    assert found.status == 3
+    assert "agreed in 1 compared case" in found.out
+    assert "can't be written: [Errno 28] No space left on device" in found.err
+
+
 def test_an_interrupted_run_leaves_its_files(fake, tmp_path):
     fake.found = report(row(), interrupted=True)
     found = command_line("run", CASE, "--report", "json", "--out", str(tmp_path))

@@ -71,6 +71,22 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path, mon
     assert f"--out {in_the_way / 'out'}: no folder can be made there" in found.err
 
 
+def test_a_report_that_cannot_be_written_is_said_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "run", lambda *a, **k: pytest.fail("it ran"))
+    (tmp_path / "report.json").mkdir()
+    found = command_line("run", "--report", "md,json", "--out", str(tmp_path))
+    assert found.status == 2
+    assert f"{tmp_path / 'report.json'} can't be written to" in found.err
+
+
+@pytest.mark.parametrize("lengths", ["40,,40", "40,", ",40", "40,+5", "\u0664"])
+def test_a_gap_between_lengths_is_no_length(lengths):
+    sizes = "--compress-ratio 4 --window 8 --max-model-len 64 --max-num-batched-tokens 16"
+    found = command_line("plan", "--seq-lens", lengths, "--query-lens", "1,1", *sizes.split())
+    assert found.status == 2
+    assert "isn't accepted; accepted: whole numbers from 0" in found.err
+
+
 def test_no_words_and_help_print_the_commands():
     for words in (["--help"], ["-h"]):
         found = command_line(*words)
