@@ -36,7 +36,8 @@ from compare.tools.golden_format import (
     PlanEntry,
     PrefillEntry,
     TensorRecord,
-    goldens_folder,
+    find_golden,
+    goldens_folders,
     read_manifest,
 )
 from compare.tools.golden_record import KernelNotHere, Recording, RecordingRefused, record
@@ -62,16 +63,20 @@ class UnknownGolden(LookupError):
 class GoldenImplementation:
     """The recorded results of one kernel on one device, as something to compare with.
 
-    name: golden:DEVICE/KERNEL. A case that runs chunk by chunk is answered whole.
+    name: golden:DEVICE/KERNEL, of the first folder of `goldens_folders` that has it. A case that
+    runs chunk by chunk is answered whole.
     """
 
     def __init__(self, name: str) -> None:
-        self.folder = goldens_folder() / name
-        if not (self.folder / MANIFEST).is_file():
+        folder = find_golden(name)
+        if folder is None:
             names = ", ".join(available()) or "none"
+            roots = ", ".join(str(root) for root in goldens_folders() if root.is_dir())
             raise UnknownGolden(
-                f"there is no {MANIFEST} in {self.folder}; results are recorded for: {names}"
+                f"there is no {name}/{MANIFEST} in {roots or 'any folder of recorded results'}; "
+                f"results are recorded for: {names}"
             )
+        self.folder = folder
         self._name = name
         self.name = f"golden:{name}"
 
@@ -158,9 +163,14 @@ class GoldenImplementation:
 
 
 def available() -> list[str]:
-    """The names DEVICE/KERNEL under the folder of recorded results."""
-    root = goldens_folder()
-    return sorted(str(path.parent.relative_to(root)) for path in root.glob(f"*/*/{MANIFEST}"))
+    """The names DEVICE/KERNEL under the folders of recorded results, each once."""
+    return sorted(
+        {
+            path.parent.relative_to(root).as_posix()
+            for root in goldens_folders()
+            for path in root.glob(f"*/*/{MANIFEST}")
+        }
+    )
 
 
 def golden_cases(name: str) -> tuple[str, ...]:

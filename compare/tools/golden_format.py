@@ -153,14 +153,19 @@ def array_sha256(array: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def goldens_folder() -> Path:
-    """Where recorded results are: $MLA_CROSSCHECK_GOLDENS, else the folder that a wheel has inside
-    this package, else the one that a checkout has beside it."""
-    if named := os.environ.get(FOLDER_VARIABLE):
-        return Path(named)
+def goldens_folders() -> tuple[Path, ...]:
+    """Where recorded results are looked for, in this order: $MLA_CROSSCHECK_GOLDENS, the folder
+    that a wheel has inside this package, the one that a checkout has beside it."""
+    named = os.environ.get(FOLDER_VARIABLE)
     package = Path(__file__).parents[1]
-    packaged = package / "_goldens"
-    return packaged if packaged.is_dir() else package.parent / "goldens"
+    own = (Path(named),) if named else ()
+    return (*own, package / "_goldens", package.parent / "goldens")
+
+
+def find_golden(name: str) -> Path | None:
+    """The folder of DEVICE/KERNEL: the first that has a manifest; None where there is none."""
+    folders = (root / name for root in goldens_folders())
+    return next((folder for folder in folders if (folder / MANIFEST).is_file()), None)
 
 
 def file_name(case: str) -> str:

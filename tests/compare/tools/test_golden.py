@@ -11,7 +11,9 @@ import pytest
 
 from compare.cases import streams
 from compare.cases.case import Case
+from compare.cases.catalogue import default_cases
 from compare.cases.inputs import SparsePrefillInputs
+from compare.run import registry
 from compare.run.implementations import Implementation, Unsupported
 from compare.suites import make_inputs, parse_case
 from compare.tools.golden import (
@@ -22,6 +24,7 @@ from compare.tools.golden import (
     golden_cases,
     record,
 )
+from compare.tools.golden_format import write_manifest
 from compare.tools.tensor_file import read_tensors, tensor_bytes
 
 LINE = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,sink=mixed,seed=1"
@@ -143,10 +146,29 @@ def test_a_case_that_was_not_recorded_is_unsupported_with_the_reason(folder, inp
 
 
 def test_an_unknown_name_says_which_there_are(folder):
-    assert available() == [NAME]
     with pytest.raises(UnknownGolden, match="recorded for: cpu/eager"):
         GoldenImplementation("h100/flash_mla")
 
 
 def test_golden_cases_are_the_lines_of_the_manifest(folder):
     assert golden_cases(NAME) == (LINE,)
+
+
+def test_results_of_one_s_own_leave_the_shipped_ones_in_place(folder):
+    plans = "engine/vllm-0.33.0"
+    names = available()
+    assert NAME in names
+    assert plans in names
+    assert registry.default_reference("prefill-plan") == f"golden:{plans}"
+    cases = golden_cases(plans)
+    assert len(cases) == 200
+    assert [str(case) for case in default_cases("prefill-plan")] == list(cases)
+
+
+def test_one_s_own_folder_goes_before_one_of_the_same_name(folder):
+    plans = "engine/vllm-0.33.0"
+    shipped = GoldenImplementation(plans).manifest
+    some = dataclasses.replace(shipped, entries=shipped.entries[:2])
+    write_manifest(folder.parents[1] / plans, some)
+    assert golden_cases(plans) == tuple(entry.case for entry in some.entries)
+    assert available().count(plans) == 1
