@@ -18,10 +18,11 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from compare.cases.case import CaseError
+from compare.cases.case import Case, CaseError
 from compare.cases.inputs import SparsePrefillInputs
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.report.report import Report, Row
@@ -82,22 +83,35 @@ def compare_files(
     )
 
 
-def save_bundle(path: Path | str, inputs: SparsePrefillInputs, result: SparsePrefillResult) -> None:
+def save_bundle(
+    path: Path | str, inputs: SparsePrefillInputs | Mapping[str, Any] | Case | str, result: Any
+) -> None:
     """Writes one call as a bundle: inputs that came from a case as its line, others as tensors.
 
-    Results without a max_logits or with rows of out only are taken as they are; notes aren't kept.
+    inputs and result: as `compare.judge` takes them for sparse-prefill: a mapping of the arguments,
+    a case or its line, and (out, max_logits, lse), a mapping or an object with these names. Results
+    without a max_logits, and a SparsePrefillResult with rows of out only, are taken as they are;
+    notes aren't kept.
+
+    ValueError for arguments that a bundle can't hold, TypeError for what isn't a result.
     """
-    if inputs.d_v != 512:
-        raise ValueError(f"d_v is {inputs.d_v}; a bundle holds calls with d_v 512")
-    metadata = {"suite": SUITE, "input_sha256": inputs.sha256()}
+    from compare.run.answers import sparse_prefill_result
+    from compare.run.api import as_inputs
+
+    call = as_inputs(SUITE, inputs)
+    assert isinstance(call, SparsePrefillInputs)
+    result = sparse_prefill_result(result, "result")
+    if call.d_v != 512:
+        raise ValueError(f"d_v is {call.d_v}; a bundle holds calls with d_v 512")
+    metadata = {"suite": SUITE, "input_sha256": call.sha256()}
     tensors = {name: getattr(result, name) for name in _RESULTS}
-    if inputs.case is not None:
-        metadata["case"] = str(inputs.case)
-    elif inputs.chunks is not None:
+    if call.case is not None:
+        metadata["case"] = str(call.case)
+    elif call.chunks is not None:
         raise ValueError("chunks of a caller's own can't be kept in a bundle; leave them None")
     else:
-        metadata["sm_scale"] = repr(float(inputs.sm_scale))
-        tensors |= {name: getattr(inputs, name) for name in _INPUTS}
+        metadata["sm_scale"] = repr(float(call.sm_scale))
+        tensors |= {name: getattr(call, name) for name in _INPUTS}
     held = {name: array for name, array in tensors.items() if array is not None}
     write_bytes(Path(path), tensor_bytes(held, metadata))
 

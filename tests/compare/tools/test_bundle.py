@@ -13,6 +13,7 @@ import pytest
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judging.verdict import Status
 from compare.report.summary import program, reproducer
+from compare.run.convert import to_torch
 from compare.suites import make_inputs, parse_case
 from compare.tools.bundle import BundleError, compare_files, save_bundle
 from compare.tools.tensor_file import read_tensors, tensor_bytes
@@ -222,3 +223,42 @@ def test_the_reproducer_of_files_is_the_command_that_reads_them(tmp_path, eager,
     assert report.exit_status == 1
     words = shlex.split(reproducer(report.rows[0], report).removeprefix(program()))
     assert words == ["compare", *map(str, paths), "--profile", "both"]
+
+
+def test_a_mapping_and_a_tuple_are_saved_as_judge_takes_them(tmp_path, eager):
+    inputs = inputs_of(LINE)
+    result = eager().run(inputs)
+    call = {
+        "q": to_torch(inputs.q),
+        "kv": to_torch(inputs.kv)[:, None],
+        "indices": to_torch(inputs.indices)[:, None],
+        "sm_scale": inputs.sm_scale,
+        "attn_sink": to_torch(inputs.attn_sink),
+        "topk_length": to_torch(inputs.topk_length),
+    }
+    answer = tuple(to_torch(a) for a in (result.out, result.max_logits, result.lse))
+    as_tensors, as_objects = tmp_path / "tensors.safetensors", tmp_path / "objects.safetensors"
+    save_bundle(as_tensors, call, answer)
+    save_bundle(as_objects, own(inputs), result)
+    (found, metadata), (expected, said) = map(read_tensors, (as_tensors, as_objects))
+    assert metadata == said
+    assert {name: (a.dtype, a.shape, a.tobytes()) for name, a in found.items()} == {
+        name: (a.dtype, a.shape, a.tobytes()) for name, a in expected.items()
+    }
+    assert compare_files(as_tensors).exit_status == 0
+
+
+def test_a_case_line_is_saved_as_the_case(tmp_path, eager):
+    path = tmp_path / "case.safetensors"
+    save_bundle(path, LINE, eager().run(inputs_of(LINE)))
+    assert read_tensors(path)[1]["case"] == LINE
+
+
+def test_what_is_no_call_or_no_result_is_refused_before_anything_is_written(tmp_path, eager):
+    inputs = inputs_of(LINE)
+    path = tmp_path / "none.safetensors"
+    with pytest.raises(ValueError, match="inputs: kv is missing"):
+        save_bundle(path, {"q": inputs.q}, eager().run(inputs))
+    with pytest.raises(TypeError, match="result"):
+        save_bundle(path, inputs, inputs.q)
+    assert not path.exists()
