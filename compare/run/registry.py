@@ -296,6 +296,8 @@ def describe(device: str | None = None) -> list[tuple[str, str, str | None]]:
 def _nothing_called(name: str) -> str:
     if name == ORACLE:
         return "the oracle judges every candidate; it isn't one itself"
+    if name.endswith(".py"):
+        return f"{name!r} lacks the function; write {name}:FUNCTION"
     known = names()
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
     return (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from compare.run import registry
 from compare.run.implementations import Implementation, UnknownImplementation
 from compare.run.worker import Isolated
 from compare.suites import make_inputs, parse_case
+from tests.compare.cli.command_line import command_line
 from tests.compare.run.conftest import PLAN_CASE
 
 
@@ -27,6 +29,15 @@ from tests.compare.run.conftest import PLAN_CASE
 def test_a_name_that_is_off_is_answered_with_the_nearest(wrong: str, nearest: str) -> None:
     with pytest.raises(UnknownImplementation, match=f"{wrong!r}; the nearest is {nearest!r}"):
         registry.find(wrong)
+
+
+def test_a_file_without_its_function_is_told_what_is_missing() -> None:
+    said = "'b6.py' lacks the function; write b6.py:FUNCTION"
+    with pytest.raises(UnknownImplementation, match=f"^{re.escape(said)}$"):
+        registry.find("b6.py")
+    found = command_line("run", "sparse-prefill:s_q=2", "--candidate", "b6.py")
+    assert found.status == 2
+    assert said in found.err
 
 
 def test_the_oracle_is_no_candidate() -> None:
