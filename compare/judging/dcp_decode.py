@@ -27,6 +27,8 @@ from compare.run.result import DcpDecodeResult, SparsePrefillResult
 __all__ = ["Evidence", "judge", "share_by_tensor"]
 
 _VALUE_WIDTH = 512
+_PARTS = ("float32", "bfloat16", "bfloat16 twice")
+"""What DcpDecodeResult.parts says, by how often parts were rounded."""
 
 
 def judge(
@@ -95,7 +97,7 @@ def contract_of(inputs: DcpDecodeInputs, *results: DcpDecodeResult) -> Contract:
     merged = bool(inputs.shards)
     whose, rules = tolerances(
         merged=merged,
-        rounded_parts=any(result.parts == "bfloat16" for result in results),
+        rounded_parts=any(result.parts != "float32" for result in results),
         float8=inputs.kv_cache.dtype.itemsize == 1,
     )
     return Contract(
@@ -124,7 +126,7 @@ def _form(inputs: DcpDecodeInputs, result: DcpDecodeResult) -> FormFault | None:
 
 
 def _view(result: DcpDecodeResult) -> ResultView:
-    return ResultView(_plain(result), rounded_parts=result.parts == "bfloat16")
+    return ResultView(_plain(result), rounded_parts=_PARTS.index(result.parts))
 
 
 def _plain(result: DcpDecodeResult) -> SparsePrefillResult:

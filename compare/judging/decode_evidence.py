@@ -153,7 +153,7 @@ class Evidence(evidence.Evidence):
             bounds=bounds,
             part_rounding=rounding,
             slack=upload(exact_slack(lse), self.device)[..., None] if self._exact else None,
-            part_slack=self._part_slack(mass, oracle.out) if self._exact else None,
+            part_slack=_part_slack(mass, oracle.out) if self._exact else (),
         )
 
     def _mass(self, tokens: np.ndarray, whole: DecodeOracleResult) -> Float64[Tensor, "n H 512"]:
@@ -180,9 +180,13 @@ class Evidence(evidence.Evidence):
     def _exact(self) -> bool:
         return getattr(self.inputs.case, "data", None) == "exact"
 
-    def _part_slack(self, mass: Tensor | None, out: Tensor) -> Float64[Tensor, "n H 512"]:
-        largest = torch.full_like(out, EXACT_LARGEST_VALUE) if mass is None else mass
-        return PART_ROUNDING * largest
+
+def _part_slack(mass: Tensor | None, out: Tensor) -> tuple[Float64[Tensor, "n H 512"], ...]:
+    """On exact data, what parts rounded once and twice add to the slack. Where a kernel splits a
+    request is its own business: of these parts only the largest value is known.
+    """
+    ranges = torch.full_like(out, PART_ROUNDING * EXACT_LARGEST_VALUE)
+    return (ranges,) if mass is None else (PART_ROUNDING * mass, PART_ROUNDING * mass + ranges)
 
 
 def as_rows(found: DecodeOracleResult) -> OracleRows:

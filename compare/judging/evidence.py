@@ -70,7 +70,7 @@ class Rows:
     bounds: Bounds
     part_rounding: Float64[np.ndarray, "n H"] | None = None
     slack: Float64[torch.Tensor, "n H _"] | None = None
-    part_slack: Float64[torch.Tensor, "n H 512"] | None = None
+    part_slack: tuple[Float64[torch.Tensor, "n H 512"], ...] = ()
 
     @property
     def oracle(self) -> OracleRows:

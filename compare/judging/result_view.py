@@ -95,8 +95,10 @@ class OutBlock:
 class ResultView:
     """Rows of one result by token; nothing is copied before it is asked for."""
 
-    def __init__(self, result: SparsePrefillResult, *, rounded_parts: bool = False) -> None:
-        """rounded_parts: results over parts of the keys were rounded to bfloat16 and merged."""
+    def __init__(self, result: SparsePrefillResult, *, rounded_parts: int = 0) -> None:
+        """rounded_parts: how often results over parts of the keys were rounded to bfloat16 and
+        merged.
+        """
         self.result = result
         self.rounded_parts = rounded_parts
         self.heads = result.lse.shape[1]

@@ -16,10 +16,11 @@ out, per row:      |x - o| <= 2 |t - o| + 2^-8 p2 + scores + floor,
   over 512 columns, of the same size in any right kernel; 2 leaves room for another order of sums
   and for P rounded against other maxima.
 - |t - o| alone isn't enough. If one key outweighs all others its P is exactly 1 in the yardstick,
-  and rounds to nothing, while a kernel that rescales lazily holds it as 0.7 and loses up to 2^-9 of
-  it. One rounding to bfloat16 is at most 2^-9, relatively. A kernel that rounds P again when it
-  rescales (FlashMLA does, for half of the columns) loses it twice: 2^-8. Losses of different keys
-  have independent signs, so they add like p2, a root of squares.
+  and rounds to nothing, while a kernel that rescales lazily holds it as 0.7 and rounds that. One
+  rounding to bfloat16 is off by at most 2^-8, relatively (half of the spacing, 2^-7), and by 0.4 of
+  that in the root mean square; a kernel that rounds P again when it rescales (FlashMLA does, for
+  half of the columns) by 0.6. Losses of different keys have independent signs, so they add like p2,
+  a root of squares.
 - Copies of one key have equal P and lose the same, with one sign: d copies of weight p add like
   d p, not sqrt(d) p. With d the most copies of any key of the row, sqrt(d) makes p2 large enough.
 - scores: a score that is off by e changes out by e p_j (V_j - o). Scores are sums in fp32, off by
@@ -35,8 +36,8 @@ out, per row:      |x - o| <= 2 |t - o| + 2^-8 p2 + scores + floor,
 out, per tensor:   |X - O| / |O| <= 2 |T - O| / |O| + 2^-10,  and the floor of each row
 
 - Rows that all use half of their room show a fault that no single row shows. One more rounding to
-  bfloat16 (relative error uniform in one binade: 0.42 of 2^-9 in the root mean square) stays under
-  2^-10.
+  bfloat16 (0.4 of 2^-8 in the root mean square, as the yardstick's own rounding of out) adds to the
+  rest in squares and stays under this: 2 x torch alone has room for three of them.
 - It is a statement about a mean, so it asks for enough rows to have one: FEW_ROWS.
 
 max_logits, per row:   |x - o| <= 2 |t - o| + 4 ulp(A) + drift(|m|)

@@ -57,7 +57,8 @@ class DcpDecodeResult:
     [R, 512]: only the (token, head) rows out_rows[i] = token * H + head. lse [T, H] float32,
     natural-log, empty -inf. T counts padded rows too: out 0, lse -inf there.
     parts: in what dtype results over parts of the keys stood before they were merged, "float32" or
-    "bfloat16": the ranks' results, or those of ranges of keys that a kernel splits a request into.
+    "bfloat16": the ranks' results, or those of ranges of keys that a kernel splits a request into;
+    "bfloat16 twice" where both are.
     notes: what an adapter did on the way, in sentences.
     """
 

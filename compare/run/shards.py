@@ -67,9 +67,16 @@ def run_shards(
     return DcpDecodeResult(
         out=out.astype(ml_dtypes.bfloat16),
         lse=lse,
-        parts="bfloat16" if "bfloat16" in {*kept, *(part.parts for part in parts)} else "float32",
+        parts=_parts_of(parts),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _parts_of(results: Sequence[DcpDecodeResult]) -> str:
+    """What the merged result says of its parts: DcpDecodeResult.parts."""
+    rounded = "bfloat16" in {result.out.dtype.name for result in results}
+    rounded_before = any(result.parts != "float32" for result in results)
+    return ("float32", "bfloat16", "bfloat16 twice")[rounded + rounded_before]
 
 
 def _part(call: Callable[[DcpDecodeInputs], Result], shard: DcpDecodeInputs) -> DcpDecodeResult:
