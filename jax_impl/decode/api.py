@@ -15,13 +15,13 @@ from jax_impl.decode.plan import DecodePlan
 from jax_impl.decode.result import DecodeResult
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int32
+    from jaxtyping import Float, Int32
 
 
 def dcp_decode(
-    q: Float[Array, "T H 576"],
-    kv_cache: Float[Array, "pages P 576"],
-    block_table: Int32[Array, "B max_pages"],
+    q: Float[Any, "T H 576"],
+    kv_cache: Float[Any, "pages P 576"],
+    block_table: Int32[Any, "B max_pages"],
     plan: DecodePlan,
     sm_scale: float,
     *,
@@ -58,9 +58,10 @@ def dcp_decode(
         interpret" runs the kernel's own body under Pallas' GPU interpreter, on the CPU.
 
     Arrays are JAX's or NumPy's (bfloat16 and float8_e4m3fn through ml_dtypes); any other that
-    speaks DLPack is taken over without a copy if it is compact. Outside jit the values of plan
-    and block_table are checked, which waits for them. Inside jit keys behind the width of the
-    block table are left out, and a page number outside the cache acts as the nearest one.
+    speaks DLPack is taken over without a copy if it is compact; the call then returns when it is
+    done with that memory. Outside jit the values of plan and block_table are checked, which waits
+    for them. Inside jit keys behind the width of the block table are left out, and a page number
+    outside the cache acts as the nearest one.
 
     Returns:
       DecodeResult(out [T, H, 512], lse [T, H] float32 natural-log). A row without keys, and a
@@ -89,10 +90,12 @@ def dcp_decode(
     # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
     queries = -arguments.q if arguments.sm_scale < 0 else arguments.q
     result = attend(arguments._replace(q=queries[:rows], sm_scale=abs(arguments.sm_scale)))
-    if rows == tokens:
-        return result
-    padding = _without_keys(tokens - rows, heads, arguments.out_dtype)
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), result, padding)
+    if rows < tokens:
+        padding = _without_keys(tokens - rows, heads, arguments.out_dtype)
+        result = jax.tree.map(lambda *parts: jnp.concatenate(parts), result, padding)
+    if arguments.shared and not is_traced(*result):
+        jax.block_until_ready(result)
+    return result
 
 
 def _without_keys(tokens: int, heads: int, dtype: Any) -> DecodeResult:

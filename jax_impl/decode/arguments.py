@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.arrays import dtype_name, is_traced, known_number, shape_of, to_jax
+from jax_impl.arrays import (
+    dtype_name,
+    is_traced,
+    known_number,
+    shape_of,
+    shares_memory,
+    to_jax,
+)
 from jax_impl.decode.plan import DecodePlan
 from jax_impl.planning.kv_sharding import check_page_size
 
@@ -32,6 +39,7 @@ class Arguments(NamedTuple):
     kv_scale: jax.Array  # [] float32
     q_scale: jax.Array  # [] float32
     out_dtype: Any
+    shared: bool  # the memory of an array is another library's
 
 
 def check(
@@ -75,14 +83,15 @@ def check(
     if out_dtype not in _OUT_DTYPES:
         raise NotImplementedError(f"out_dtype must be bfloat16 or float32; got {out_dtype}")
     return Arguments(
-        q=to_jax(q),
-        kv_cache=to_jax(kv_cache),
-        block_table=to_jax(block_table),
+        q=to_jax(q, "q"),
+        kv_cache=to_jax(kv_cache, "kv_cache"),
+        block_table=to_jax(block_table, "block_table"),
         plan=plan,
         sm_scale=known_number(sm_scale, "sm_scale"),
         kv_scale=_tensor_scale(kv_scale, "kv_scale"),
         q_scale=_tensor_scale(q_scale, "q_scale"),
         out_dtype=jnp.dtype(out_dtype),
+        shared=any(shares_memory(array) for array in (q, kv_cache, block_table)),
     )
 
 

@@ -21,15 +21,15 @@ from jax_impl.arrays import dtype_name, is_traced, to_jax
 from jax_impl.decode.result import DecodeResult
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Float
 
 _OUT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 _LSE_DTYPES = ("float32", "float64")
 
 
 def merge_states(
-    outs: Sequence[Float[Array, "T H V"]] | Float[Array, "N T H V"],
-    lses: Sequence[Float[Array, "T H"]] | Float[Array, "N T H"],
+    outs: Sequence[Float[Any, "T H V"]] | Float[Any, "N T H V"],
+    lses: Sequence[Float[Any, "T H"]] | Float[Any, "N T H"],
     *,
     debug_nans: bool = False,
 ) -> DecodeResult:
@@ -85,12 +85,12 @@ def _merge(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
     return merged.astype(out.dtype), merged_lse.astype(lse.dtype)
 
 
-def lse_from_base2(lse: Float[Array, "..."]) -> Float[Array, "..."]:
+def lse_from_base2(lse: Float[Any, "..."]) -> Float[Any, "..."]:
     """Natural-log from base-2 log-sum-exp: times ln 2. Infinities and NaN stay what they are."""
     return to_jax(lse) * math.log(2.0)
 
 
-def lse_rows(lse: Float[Array, "B H q"]) -> Float[Array, "T H"]:
+def lse_rows(lse: Float[Any, "B H q"]) -> Float[Any, "T H"]:
     """[B, H, q], FlashMLA's layout for uniform batches, as one row per token: [B * q, H]."""
     array = to_jax(lse)
     if array.ndim != 3:

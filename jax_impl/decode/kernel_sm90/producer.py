@@ -88,7 +88,7 @@ def _copied(k: Context, item: Item, rounds: Any) -> Any:
 
 def _copy(k: Context, part: Part, pages: tuple[Any, ...], first_in_page: Any) -> None:
     rows = k.problem.rows_per_copy
-    sharing = {"collective_axes": CLUSTER_AXIS} if k.problem.multicast else {}
+    sharing: dict[str, Any] = {"collective_axes": CLUSTER_AXIS} if k.problem.multicast else {}
     for number, page in enumerate(pages):
         plgpu.copy_gmem_to_smem(
             k.gmem.kv.at[page, pl.ds(first_in_page, rows), part.columns],

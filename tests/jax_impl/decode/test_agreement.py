@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +56,7 @@ def test_xla_agrees_with_float64_for_every_page_size_and_dtype(page_size, dtype)
     assert_agrees(result, expected(batch))
 
 
-KERNEL = {
+KERNEL: dict[str, dict[str, Any]] = {
     # Ragged, padded, an empty request; both ranks; keys split, so that the merge kernel runs.
     "ragged, split, two ranks": dict(
         total_lens=[301, 40, 3, 0], query_lens=[2, 5, 1, 0], world=2, padding=1,
@@ -168,7 +170,7 @@ def test_scales_multiply_what_is_stored():
     """bmm1 and bmm2 of FlashInfer: kv_scale counts for the logits and for the output."""
     batch = Batch(total_lens=[90], query_lens=[2], dtype=jnp.float8_e4m3fn)
     batch.q = batch.q.astype(jnp.float8_e4m3fn)
-    result = batch.run_rank("xla", q_scale=0.5, kv_scale=np.float32([4.0]))
+    result = batch.run_rank("xla", q_scale=0.5, kv_scale=np.full(1, 4.0, np.float32))
     right = reference(batch.q, batch.keys, batch.query_lens, batch.sm_scale * 0.5 * 4.0)
     assert_agrees(result, right._replace(out=right.out * 4.0, noise=right.noise * 4.0))
 

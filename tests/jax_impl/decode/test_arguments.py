@@ -105,15 +105,19 @@ def test_a_batch_without_tokens_is_padding_alone(rows):
 def test_torch_tensors_are_taken():
     import torch
 
-    q, cache = (torch.from_numpy(a.view(np.int16)).view(torch.bfloat16) for a in (BATCH.q, CACHE))
-    assert_same_bits(call(q=q, kv_cache=cache, block_table=torch.from_numpy(TABLE)), call())
+    arrays = (a.copy().view(np.int16) for a in (BATCH.q, CACHE))
+    q, cache = (torch.from_numpy(a).view(torch.bfloat16) for a in arrays)
+    result = call(q=q, kv_cache=cache, block_table=torch.from_numpy(TABLE))
+    q.zero_()  # whose memory it is; the call has read it
+    cache.zero_()
+    assert_same_bits(result, call())
 
 
 GOOD: dict[str, Any] = dict(
     query_start_loc=[0, 2, 3], seq_lens=[70, 20], total_lens=[70, 20], max_query_len=2, heads=2
 )
 
-BAD_PLANS = [
+BAD_PLANS: list[tuple[str, Any, str]] = [
     ("total_lens", [70], "total_lens: 1 entries; accepted: one per request of query_start_loc, 2"),
     ("seq_lens", [70, 20, 1], "seq_lens: 3 entries; accepted: one per request"),
     ("total_lens", [70.0, 20.0], "total_lens[0]: 70.0; accepted: one integer >= 0 per request"),
@@ -136,8 +140,9 @@ BAD_PLANS = [
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_PLANS)
 def test_a_plan_that_cannot_be_made_is_refused_by_name(name, value, message):
+    arguments: dict[str, Any] = GOOD | {name: value}
     with pytest.raises(ValueError, match="^" + re.escape(message)):
-        plan_decode(**(GOOD | {name: value}))
+        plan_decode(**arguments)
 
 
 def test_what_is_not_built_is_said():

@@ -184,7 +184,7 @@ def test_a_fault_planted_in_the_body_is_found(plant, fault):
 
 
 def problem(**changes: Any) -> Problem:
-    extents = dict(
+    extents: dict[str, Any] = dict(
         num_rows=6, heads=3, num_pages=4, page_size=64, max_pages=2, num_requests=1,
         num_workers=1, cluster=1, num_partials=0, widened=False, out_dtype=jnp.bfloat16,
     )  # fmt: skip

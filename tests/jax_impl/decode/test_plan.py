@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def violations(plan: DecodePlan, heads: int) -> set[str]:
     return found
 
 
-def random_batch(rng: np.random.Generator) -> dict:
+def random_batch(rng: np.random.Generator) -> dict[str, Any]:
     requests, world = int(rng.integers(1, 40)), int(rng.choice([1, 2, 4, 8]))
     query_lens = rng.integers(0, 17, requests)
     totals = rng.integers(0, 3) * rng.integers(0, 5000, requests) + rng.integers(0, 20, requests)
@@ -94,7 +96,7 @@ def test_random_batches_are_dealt_without_a_fault(way):
     cut = 0
     for _ in range(60):
         batch = random_batch(rng)
-        options = {}
+        options: dict[str, Any] = {}
         tokens, requests = int(batch["query_start_loc"][-1]), len(batch["total_lens"])
         if way == "capacity":
             capacity = DecodeCapacity(tokens=tokens + 3, requests=requests + 2)
@@ -115,7 +117,7 @@ def test_plans_of_one_capacity_are_one_kind_of_argument_for_a_jitted_function():
     capacity = DecodeCapacity(tokens=40 * 17, requests=40)
     kinds = set()
     for _ in range(30):
-        batch = random_batch(rng) | {"heads": 16, "interleave": 4}
+        batch: dict[str, Any] = random_batch(rng) | {"heads": 16, "interleave": 4}
         arrays, structure = jax.tree.flatten(plan_decode(**batch, capacity=capacity))
         assert {a.dtype for a in arrays} == {np.dtype(np.int32)}
         kinds.add((structure, *(a.shape for a in arrays)))
@@ -123,7 +125,7 @@ def test_plans_of_one_capacity_are_one_kind_of_argument_for_a_jitted_function():
 
 
 def plan_of(**changes) -> DecodePlan:
-    batch = dict(
+    batch: dict[str, Any] = dict(
         query_start_loc=[0, 2, 3], seq_lens=[400, 90], total_lens=[400, 90], max_query_len=2,
         heads=32, split_keys=128,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ BAD = [
 
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_a_batch_that_is_none_is_refused_by_name(changes, message):
-    batch = {"query_start_loc": [0, 3], "total_lens": [9], "max_query_len": 8}
+    batch: dict[str, Any] = dict(query_start_loc=[0, 3], total_lens=[9], max_query_len=8)
     with pytest.raises(ValueError, match=f"^{message}"):
         decode_rows(**(batch | changes))
 
