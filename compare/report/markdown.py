@@ -18,59 +18,79 @@ _TEMPLATE = """\
 # mla-crosscheck: {{ headline | cell }}
 
 {{ environment | cell }}
+{% for problem in problems %}
+{% if loop.first %}
 
-{% for problem in problems %}- {{ problem | cell }}
+{% endif %}
+- {{ problem | cell }}
 {% endfor %}
 {% for suite in suites %}
+
 ### {{ suite.title | cell }}
 
 {{ suite.columns | line }}
 {{ suite.columns | rule }}
-{% for line in suite.lines %}{{ line | line }}
+{% for line in suite.lines %}
+{{ line | line }}
 {% endfor %}
-{%- endfor %}
-{% for note in column_notes %}{{ note | cell }}<br>
 {% endfor %}
-{%- if failures %}
+{% for note in column_notes %}
+{% if loop.first %}
+
+{% endif %}
+{{ note | cell }}<br>
+{% endfor %}
+{% if failures %}
 
 ## Failures
 {% for lines in failures %}
+
 ### {{ lines[0] | cell }}
 
 ~~~~text
-{% for line in lines[1:] %}{{ line | fenced }}
-{% endfor %}~~~~
+{% for line in lines[1:] %}
+{{ line | fenced }}
 {% endfor %}
-{%- if failures_left %}
+~~~~
+{% endfor %}
+{% if failures_left %}
+
 {{ failures_left }} more failures are in the JSON report and not shown here.
 {% endif %}
-{%- endif %}
-{%- if unsupported %}
+{% endif %}
+{% if unsupported %}
 
 ## Not compared
 
-{% for line in unsupported %}- {{ line | cell }}
+{% for line in unsupported %}
+- {{ line | cell }}
 {% endfor %}
-{%- endif %}
-{%- if cases %}
+{% endif %}
+{% if cases %}
 
-<details><summary>All {{ report.rows | length }} rows</summary>
+<details><summary>{{ rows }}</summary>
 
 {{ case_columns | line }}
 {{ case_columns | rule }}
-{% for line in cases %}{{ line | line }}
+{% for line in cases %}
+{{ line | line }}
 {% endfor %}
-{%- if cases_left %}
+{% if cases_left %}
+
 {{ cases_left }} more rows are in the JSON report and not shown here.
 {% endif %}
+
 </details>
-{%- endif %}
+{% endif %}
 
 <details><summary>Environment</summary>
 
-{% for name, value in report.environment.items() %}- {{ name | cell }}: {{ value | cell }}
-{% endfor %}- profile: {{ report.profile }}
+{% for name, value in report.environment.items() %}
+- {{ name | cell }}: {{ value | cell }}
+{% endfor %}
+- profile: {{ report.profile }}
 - run time: {{ "%.1f" | format(report.seconds) }} s
+
 </details>
 """
 
@@ -96,6 +116,7 @@ def render(report: Report) -> str:
             failures_left=max(0, len(failed) - _FAILURE_LIMIT),
             unsupported=text.unsupported_lines(report),
             case_columns=table.CASE_COLUMNS,
+            rows="1 row" if len(cases) == 1 else f"All {len(cases):,} rows",
             cases=cases[:_CASE_LIMIT],
             cases_left=max(0, len(cases) - _CASE_LIMIT),
         )
@@ -116,7 +137,10 @@ def append_step_summary(markdown: str) -> Path | None:
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,
     )
     environment.filters["cell"] = _cell
     environment.filters["fenced"] = lambda line: line.replace("~~~~", "~ ~ ~ ~")

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import re
 
-from compare.judging.verdict import Status
+import pytest
+
+from compare.judging.verdict import Status, Verdict
 from compare.report import files
 from compare.report.markdown import render
+from compare.report.report import Row
 from compare.report.table import CASE_COLUMNS, SUMMARY_COLUMNS
 from tests.compare.report.fabricated import BASE_2, EVERYTHING, RAISED, UNSUPPORTED, report, row
 
@@ -27,6 +30,33 @@ def test_a_failure_shows_diagnosis_worst_place_and_reproducer():
         "reproduce: python -m compare run sparse-prefill:s_q=3,s_kv=300,seed=7 --candidate "
         "'my|kernels.py:attend' --reference golden:h200/flash_mla" in text
     )
+
+
+PLAN = Row(
+    case="prefill-plan:seq=4,q=2",
+    candidate="jax-planner",
+    reference=None,
+    verdict=Verdict(status=Status.PASS),
+    seconds=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [report(PLAN), report(row()), report(), EVERYTHING],
+    ids=["no-legend", "legend", "no-rows", "everything"],
+)
+def test_blocks_stand_one_blank_line_apart(made):
+    lines = render(made).splitlines()
+    assert not [i for i in range(len(lines) - 1) if not lines[i] and not lines[i + 1]]
+    for i, line in enumerate(lines[1:], 1):
+        if line.startswith(("#", "<details>", "</details>")):
+            assert not lines[i - 1], line
+
+
+def test_one_row_is_not_all_of_several():
+    assert "<summary>1 row</summary>" in render(report(PLAN))
+    assert "<summary>All 2 rows</summary>" in render(report(PLAN, row()))
 
 
 def test_a_bar_in_a_name_opens_no_column():
