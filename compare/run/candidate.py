@@ -66,8 +66,9 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
     and dcp_rank, dcp_world and interleave if it names them; it gives back (ragged, request, bound,
     padding) and, if it counts them itself, local_counts.
     prefill-plan: seq_lens and query_lens (tuples of int), compress_ratio, window, max_model_len,
-    max_num_batched_tokens, chunk_size, has_compressed, and gives back a sequence of chunks: objects
-    with start, end, compressed_rows, workspace_rows, query_start and query_end, or tuples of these.
+    max_num_batched_tokens and chunk_size (int), has_compressed (bool or None; None, the default of
+    a case, means compress_ratio > 1), and gives back a sequence of chunks: objects with start, end,
+    compressed_rows, workspace_rows, query_start and query_end, or tuples of these.
 
     Args:
       framework: whose arrays it gets: "torch" (default), "jax" or "numpy" (bfloat16 through

@@ -226,6 +226,20 @@ def test_a_planner_gets_plain_lengths_and_gives_objects_or_tuples() -> None:
     assert result == PlanResult(chunks=(chunk, chunk))
 
 
+@pytest.mark.parametrize(
+    ("words", "given"), [("", None), (",compressed=1", True), (",compressed=0", False)]
+)
+def test_a_planner_is_told_of_compressed_rows_only_where_the_case_says_so(words, given) -> None:
+    got = []
+
+    def f(query_lens, has_compressed, **_):
+        got.append(has_compressed)
+        return []
+
+    UserImplementation(f).run(make_inputs(parse_case(PLAN_CASE + words)))
+    assert got == [given]
+
+
 def test_a_chunk_that_is_none_is_named() -> None:
     with pytest.raises(TypeError, match="a tuple as chunk 0; accepted: an object with start, end"):
         UserImplementation(lambda **_: [(1, 2)], "mine").run(make_inputs(parse_case(PLAN_CASE)))
