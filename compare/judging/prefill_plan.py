@@ -78,8 +78,10 @@ def _beside(
         return f"{_of(broken[0])}{broken[0].sentence}", []
     if candidate.chunks == reference.chunks:
         return None, []
+    count = len(reference.chunks)
     notes = [
-        f"the reference has {len(reference.chunks)} chunks {_ranges(reference.chunks)}, "
+        f"the reference has {count} {'chunk' if count == 1 else 'chunks'} "
+        f"{_ranges(reference.chunks)}, "
         f"the candidate {len(candidate.chunks)} {_ranges(candidate.chunks)}"
     ]
     empty = [i for i, c in enumerate(reference.chunks) if c.query_end <= c.query_start]

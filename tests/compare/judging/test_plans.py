@@ -184,6 +184,20 @@ def test_any_other_wrong_reference_is_named():
     assert verdict.reference_failed == "P2: no chunk has request 3 with 3 query tokens"
 
 
+def test_a_single_chunk_of_the_reference_is_counted_as_one():
+    shipped = PlanResult(chunks=shipped_plan(BATCH))
+    batch = dataclasses.replace(BATCH, seq_lens=(40, 40), query_lens=(0, 5))
+    one = PlanResult(chunks=(chunk_of(1, 2, 10, 22, 0, 5),))
+    assert not judge(batch, one).reason
+    two = PlanResult(chunks=(*one.chunks, *one.chunks))
+    assert "the reference has 1 chunk [1, 2), the candidate 2 [1, 2) [1, 2)" in (
+        judge(batch, two, one).notes
+    )
+    assert f"the reference has {len(shipped.chunks)} chunks " in " ".join(
+        judge(BATCH, PlanResult(chunks=RIGHT), shipped).notes
+    )
+
+
 def test_an_unknown_profile_is_refused():
     with pytest.raises(ValueError, match="profile: 'strict'"):
         judge(BATCH, PlanResult(chunks=RIGHT), profile="strict")
