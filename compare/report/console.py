@@ -42,8 +42,11 @@ def show_tables(report: Report, console: Console) -> None:
         styles = ["red" if failed else "" for failed in suite.failed]
         say(console, suite.title, style="bold")
         print_table(console, suite.columns, suite.lines, styles, text_columns={0})
-    for note in table.column_notes(report):
+    notes = table.column_notes(report)
+    for note in notes:
         say(console, note, style="dim")
+    if notes:
+        console.print()
 
 
 def show_cases(report: Report, console: Console) -> None:
@@ -59,13 +62,12 @@ def show_failures(report: Report, console: Console, *, limit: int | None) -> Non
     failed = summary.failures(report)
     for row in failed[:limit]:
         first, *rest = text.failure_lines(row, report)
-        console.print()
         say(console, first, style="bold red")
         for line in rest:
             say(console, f"  {line}")
+        console.print()
     if limit is not None and len(failed) > limit:
-        say(console, f"\n{len(failed) - limit} more failures: --verbose or --report json has them")
-    if failed:
+        say(console, f"{len(failed) - limit} more failures: --verbose or --report json has them")
         console.print()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from compare.judging.verdict import Status
@@ -31,6 +32,22 @@ def test_a_column_without_any_value_is_left_out():
     lines = show(report(plan)).splitlines()
     assert ["candidate", "pass", "fail", "n/a"] in [line.split() for line in lines]
     assert not [line for line in lines if line.startswith(("bound:", "out", "lse"))]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("legend", [False, True])
+def test_parts_stand_one_blank_line_apart(verbose, legend):
+    values: dict = {} if legend else {"share": None}
+    failed = [
+        row(Status.NUMERIC, case=f"sparse-prefill:seed={i}", reason="off", **values)
+        for i in range(33)
+    ]
+    lines = show(report(*failed, UNSUPPORTED, *([row()] if legend else [])), verbose=verbose)
+    assert ("bound:" in lines) == legend
+    assert "\n\nNUMERIC xla sparse-prefill:seed=0\n" in lines
+    assert "\n\nNUMERIC xla sparse-prefill:seed=1\n" in lines
+    assert "\n\nUNSUPPORTED pallas" in lines
+    assert "\n\n\n" not in lines
 
 
 def test_that_nothing_was_compared_is_said_once():
