@@ -137,13 +137,14 @@ def plan_decode(
     num_heads = integer("heads", heads, least=1)
     if num_heads > MAX_HEADS:
         raise NotImplementedError(f"heads: {num_heads}; accepted: 1 to {MAX_HEADS}")
+    token_rows = work.rows_of_token(num_heads)
     if split_keys is not None:
         _check_split(split_keys, capacity)
 
     rows = decode_rows(query_start_loc, total_lens, max_query_len=max_query_len, causal=causal)
     held = per_request("seq_lens", seq_lens, len(query_offsets(query_start_loc)) - 1)
     keys = local_key_counts(rows, held, dcp_rank=rank, dcp_world=world, interleave=run)
-    if max(keys.max(initial=0), len(keys) * num_heads) > _INT32_MAX:
+    if max(keys.max(initial=0), len(keys) * token_rows) > _INT32_MAX:
         raise ValueError(f"seq_lens: {held.max()}; accepted: row and key counts within int32")
 
     room = capacity or DecodeCapacity(tokens=len(keys), requests=len(held))
@@ -158,13 +159,13 @@ def plan_decode(
     offsets = query_offsets(query_start_loc)
     cluster = room.cluster
     if cluster is None and capacity is not None:
-        cluster = 2 if max_query_len * num_heads > work.TILE_ROWS else 1
+        cluster = 2 if max_query_len * token_rows > work.TILE_ROWS else 1
     if cluster is None:
-        cluster = _best_cluster(np.diff(offsets), num_heads)
+        cluster = _best_cluster(np.diff(offsets), token_rows)
     workers = max(1, room.num_ctas // cluster)
 
     seen = keys.tolist()
-    units = _units(offsets, seen, num_heads, cluster)
+    units = _units(offsets, seen, token_rows, cluster)
     units.sort(key=lambda unit: unit.num_pairs == 0)
     pairs = [unit.num_pairs for unit in units if unit.num_pairs]
     if split_keys is None:
@@ -174,11 +175,11 @@ def plan_decode(
     # Rows that see no key stand behind all others; the kernel shares them out by itself.
     nothing = [split.Piece(workers, unit, 0, 0) for unit in range(len(pairs), len(units))]
     pieces += nothing
-    items, merges, num_partials = _items(units, pieces, seen, num_heads, cluster)
+    items, merges, num_partials = _items(units, pieces, seen, token_rows, cluster)
     first_item = np.searchsorted([piece.worker for piece in pieces], np.arange(workers + 2))
     if capacity is not None:
         # Each worker but the last may cut one unit, and so has at most two cut ones.
-        items = _filled_up(items, _most_units(room, num_heads, cluster) + workers)
+        items = _filled_up(items, _most_units(room, token_rows, cluster) + workers)
         merges = _filled_up(merges, workers * cluster)
         num_partials = 2 * workers * cluster
     return DecodePlan(
@@ -214,17 +215,19 @@ class _Unit(NamedTuple):
         ]
 
 
-def _units(offsets: Sequence[int], seen: Sequence[int], heads: int, cluster: int) -> list[_Unit]:
+def _units(
+    offsets: Sequence[int], seen: Sequence[int], token_rows: int, cluster: int
+) -> list[_Unit]:
     """Every row is in exactly one unit; those of padding are in units without keys."""
     spans = [(request, *tokens) for request, tokens in enumerate(pairwise(offsets))]
     spans.append((0, offsets[-1], len(seen)))
     step = work.TILE_ROWS * cluster
     units = []
     for request, start, end in spans:
-        for first in range(start * heads, end * heads, step):
-            rows = min(step, end * heads - first)
+        for first in range(start * token_rows, end * token_rows, step):
+            rows = min(step, end * token_rows - first)
             # A later token of a request sees no less than an earlier one.
-            units.append(_Unit(request, first, rows, seen[(first + rows - 1) // heads]))
+            units.append(_Unit(request, first, rows, seen[(first + rows - 1) // token_rows]))
     return units
 
 
@@ -232,7 +235,7 @@ def _items(
     units: Sequence[_Unit],
     pieces: Sequence[split.Piece],
     seen: Sequence[int],
-    heads: int,
+    token_rows: int,
     cluster: int,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """The items in the order of the pieces, the merges, and the number of partial results."""
@@ -258,7 +261,7 @@ def _items(
         for tile, (first_row, rows) in enumerate(unit.tiles(cluster)):
             full, partial = unit.end, -1
             if rows:
-                full = seen[first_row // heads]
+                full = seen[first_row // token_rows]
             if rows and count > 1:
                 partial = ordinal[piece.unit, piece.first_pair] + tile * count
             items.append(
@@ -280,15 +283,15 @@ def _items(
     )
 
 
-def _best_cluster(query_lens: np.ndarray, heads: int) -> int:
+def _best_cluster(query_lens: np.ndarray, token_rows: int) -> int:
     """2 if more tiles would find a neighbour of their request than would idle beside none."""
-    tiles = -(-query_lens * heads // work.TILE_ROWS)
+    tiles = -(-query_lens * token_rows // work.TILE_ROWS)
     return 2 if (tiles // 2 * 2).sum() > (tiles % 2).sum() else 1
 
 
-def _most_units(room: DecodeCapacity, heads: int, cluster: int) -> int:
+def _most_units(room: DecodeCapacity, token_rows: int, cluster: int) -> int:
     """Full units, one that isn't for each request with tokens, and one for padding."""
-    full = room.tokens * heads // (work.TILE_ROWS * cluster)
+    full = room.tokens * token_rows // (work.TILE_ROWS * cluster)
     return full + min(room.requests, room.tokens) + 1
 
 

@@ -32,7 +32,7 @@ from jax_impl.decode.kernel_sm90.problem import (
     D,
     Problem,
 )
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, TILE_ROWS
+from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, TILE_ROWS, rows_of_token
 from jax_impl.decode.result import DecodeResult
 from jax_impl.mosaic.rows import BOX_WORDS
 from jax_impl.mosaic.scratch import check_smem
@@ -87,13 +87,14 @@ def _launch(
     interpret: Any,
 ) -> DecodeResult:
     tokens, heads, _ = q.shape
+    token_rows = rows_of_token(heads)
     first_item = jnp.asarray(plan.first_item)
     workers = first_item.shape[0] - 2
     if interpret is not None:
         first_item, workers = _dealt_to_fewer(first_item, min(workers, INTERPRETED_WORKERS))
     problem = Problem(
-        num_rows=tokens * heads,
-        heads=heads,
+        num_rows=tokens * token_rows,
+        heads=token_rows,
         num_pages=kv_cache.shape[0],
         page_size=kv_cache.shape[1],
         max_pages=block_table.shape[1],
@@ -106,7 +107,8 @@ def _launch(
     )
     if interpret is not None:  # see seams_interpret.store_widened
         kv_cache = kv_cache.astype(jnp.bfloat16)
-    rows = q.astype(jnp.bfloat16).reshape(problem.num_rows, D)
+    q = jnp.pad(q.astype(jnp.bfloat16), ((0, 0), (0, token_rows - heads), (0, 0)))
+    rows = q.reshape(problem.num_rows, D)
     # A copy of queries takes 64 rows at a time.
     rows = jnp.pad(rows, ((0, max(0, TILE_ROWS - problem.num_rows)), (0, 0)))
     base2_scale = jnp.maximum(logit_scale * math.log2(math.e), _SMALLEST_SCALE)
@@ -127,7 +129,8 @@ def _launch(
     if plan.merges.shape[0]:
         merge_partials(*partials, jnp.asarray(plan.merges), out, lse, interpret=interpret)
     return DecodeResult(
-        jax.freeze(out).reshape(tokens, heads, D_V), jax.freeze(lse).reshape(tokens, heads)
+        jax.freeze(out).reshape(tokens, token_rows, D_V)[:, :heads],
+        jax.freeze(lse).reshape(tokens, token_rows)[:, :heads],
     )
 
 

@@ -6,6 +6,7 @@ NumPy-free and JAX-free, so that the planner needs neither to know them.
 from __future__ import annotations
 
 TILE_ROWS = 64  # rows of a tensor-core accumulator; a row is one head of one token
+ROW_ALIGNMENT = 8  # rows of queries are copied in groups of this many: a tile must begin with one
 BLOCK_KEYS = 64  # keys that one slot of shared memory holds
 PAIR_KEYS = 2 * BLOCK_KEYS  # an even block for one consumer, an odd one for the other
 
@@ -27,3 +28,11 @@ MERGE_NUM_ROWS = 1
 FIRST_PARTIAL = 2
 END_PARTIAL = 3
 MERGE_FIELDS = 4
+
+
+def rows_of_token(heads: int) -> int:
+    """Rows that a token takes up: its heads, and the padding behind them.
+
+    Every token then begins at a multiple of ROW_ALIGNMENT, and with it every tile. 6 heads -> 8.
+    """
+    return -(-heads // ROW_ALIGNMENT) * ROW_ALIGNMENT

@@ -16,6 +16,7 @@ from jax_impl.planning import local_seq_lens
 
 def violations(plan: DecodePlan, heads: int) -> set[str]:
     """Names of what a plan does wrong, judged from its arrays alone."""
+    heads = work.rows_of_token(heads)
     found = set()
     rows, workers = plan.num_rows * heads, len(plan.first_item) - 2
     starts = plan.first_item
@@ -102,7 +103,7 @@ def test_random_batches_are_dealt_without_a_fault(way):
             capacity = DecodeCapacity(tokens=tokens + 3, requests=requests + 2)
             options = {"capacity": capacity}
         if way == "few thread blocks":
-            options = {"capacity": DecodeCapacity(tokens=tokens, requests=requests, num_ctas=3)}
+            options = {"capacity": DecodeCapacity(tokens=tokens, requests=requests, num_ctas=6)}
         if way == "fixed":
             options = {"split_keys": 256}
         plan = plan_decode(**batch, **options)
