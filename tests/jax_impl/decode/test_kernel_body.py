@@ -42,7 +42,7 @@ def batch_that_needs_every_part() -> Batch:
     than blocks.
     """
     batch = Batch(
-        total_lens=[257, 150, 40, 0], query_lens=[3, 1, 1, 1], heads=3, sm_scale=0.3,
+        total_lens=[257, 40, 300, 0], query_lens=[3, 1, 1, 1], heads=3, sm_scale=0.3,
         plan_options={"split_keys": 256},
     )  # fmt: skip
     for keys in batch.keys:
@@ -79,7 +79,7 @@ def check() -> None:
 @pytest.mark.timeout(120)
 def test_the_right_body_gives_the_right_result_without_a_race():
     plan = batch_that_needs_every_part().plan()
-    assert len(plan.merges) == 1 and plan.num_partials == 2 and len(plan.items) == 5
+    assert len(plan.merges) == 2 and plan.num_partials == 4 and len(plan.items) == 6
     check()
 
 
