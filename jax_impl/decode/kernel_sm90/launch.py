@@ -125,9 +125,10 @@ def _launch(
     )
     kernel = build(problem, config, interpret)
     # Both launches write rows of the same buffers, each row once.
-    partials = kernel(*operands, out, lse)
+    partial_out, partial_lse = kernel(*operands, out, lse)
     if plan.merges.shape[0]:
-        merge_partials(*partials, jnp.asarray(plan.merges), out, lse, interpret=interpret)
+        merges = jnp.asarray(plan.merges)
+        merge_partials(partial_out, partial_lse, merges, out, lse, interpret=interpret)
     return DecodeResult(
         jax.freeze(out).reshape(tokens, token_rows, D_V)[:, :heads],
         jax.freeze(lse).reshape(tokens, token_rows)[:, :heads],
