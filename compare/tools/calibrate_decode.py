@@ -1,7 +1,7 @@
 """Measures the judge of decode: how much of its bounds right kernels use, how far faults lie
 outside.
 
-    python -m compare.tools.calibrate_decode --cases 2000 --shapes 60 --out FILE.json
+    python -m compare.tools.calibrate_decode --cases 1000 --shapes 20 --out FILE.json
 
 Right kernels: `xla` as the registry has it, its ranks merged in float32, and models of kernels that
 take other liberties, whose parts (ranges of keys, ranks) are rounded to bfloat16 and merged. Faults
@@ -97,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m compare.tools.calibrate_decode", description=__doc__
     )
-    parser.add_argument("--cases", type=int, default=2_000)
-    parser.add_argument("--shapes", type=int, default=60, help="at most this many batches")
+    parser.add_argument("--cases", type=int, default=1_000)
+    parser.add_argument("--shapes", type=int, default=20, help="at most this many batches")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args(arguments)
