@@ -1,0 +1,53 @@
+"""How much room the bounds of decode leave right kernels, and how little faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+from rich.console import Console
+
+from compare.cases.make_decode import dcp_decode_inputs
+from compare.judging.dcp_decode import Evidence, judge
+from compare.judging.verdict import Status
+from compare.suites import parse_case
+from compare.tools.calibrate_decode import RIGHT, calibrate
+from compare.tools.decode_calibration_cases import Splitting, run
+from compare.tools.model_kernels import Freedom
+
+
+def inputs_of(words: str):
+    return dcp_decode_inputs(parse_case(f"dcp-decode:{words}"))
+
+
+def test_right_kernels_raise_no_alarm_and_faults_do():
+    measured = calibrate(16, 1, 7, Console(file=io.StringIO()))
+    assert [row["alarms"] for row in measured["right"].values()] == [[]] * len(RIGHT)
+    assert measured["right"]["xla"]["cases"] == 16
+    assert measured["distinct_shapes"] == 1
+    faults = measured["faults"].values()
+    assert sum(row["caught"] for row in faults) > 0.8 * sum(row["cases"] for row in faults) > 0
+    assert json.loads(json.dumps(measured)) == measured
+
+
+def test_ranges_that_a_kernel_rounds_and_merges_need_no_room_of_their_own():
+    """Rounding them at random is inside of twice the yardstick's error and that of P."""
+    inputs = inputs_of("lens=2000+700,q=2+8,h=8,data=flat")
+    result = run(inputs, Splitting(freedom=Freedom(), split=64), np.random.default_rng(0))
+    assert result.parts == "bfloat16"
+    verdict = judge(inputs, result)
+    assert verdict.status is Status.PASS
+    assert 0.2 < verdict.shares["out"] < 0.6
+    assert 0.2 < verdict.shares["out tensor"] < 0.8
+
+
+def test_a_model_that_leaves_out_each_requests_last_key_fails():
+    inputs = inputs_of("lens=301+97,q=4+2,h=4,world=2,rank=1,data=flat")
+    evidence = Evidence(inputs)
+    right = run(inputs, Splitting(freedom=Freedom()), np.random.default_rng(0))
+    assert judge(inputs, right, evidence=evidence).status is Status.PASS
+    fewer = dataclasses.replace(inputs, seq_lens=inputs.seq_lens - 1)
+    wrong = run(fewer, Splitting(freedom=Freedom()), np.random.default_rng(0))
+    assert judge(inputs, wrong, evidence=evidence).status is Status.NUMERIC
