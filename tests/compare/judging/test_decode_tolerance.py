@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -13,9 +14,12 @@ from compare.cases.make_decode import dcp_decode_inputs
 from compare.judging.dcp_decode import Evidence, judge
 from compare.judging.verdict import Status
 from compare.suites import parse_case
+from compare.tools.calibrate import table
 from compare.tools.calibrate_decode import RIGHT, calibrate
 from compare.tools.decode_calibration_cases import Splitting, run
 from compare.tools.model_kernels import Freedom
+
+ROOT = Path(__file__).parents[3]
 
 
 def inputs_of(words: str):
@@ -30,6 +34,16 @@ def test_right_kernels_raise_no_alarm_and_faults_do():
     faults = measured["faults"].values()
     assert sum(row["caught"] for row in faults) > 0.8 * sum(row["cases"] for row in faults) > 0
     assert json.loads(json.dumps(measured)) == measured
+
+
+def test_the_documented_table_is_the_recorded_measurement():
+    (recorded,) = (ROOT / "measurements").glob("decode-judge-calibration-*.json")
+    measured = json.loads(recorded.read_text())
+    text = (ROOT / "docs" / "tolerances.md").read_text()
+    assert table(measured, statistics=("lse",)) in text
+    assert recorded.name in text
+    assert measured["cases"] >= 1_000
+    assert [row["alarms"] for row in measured["right"].values()] == [[]] * len(RIGHT)
 
 
 def test_ranges_that_a_kernel_rounds_and_merges_need_no_room_of_their_own():
