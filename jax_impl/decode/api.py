@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl import backends
 from jax_impl.arrays import is_traced
-from jax_impl.decode import backends, kernel_sm90, xla
+from jax_impl.decode import kernel_sm90, xla
 from jax_impl.decode.arguments import D_V, Arguments, check
 from jax_impl.decode.plan import DecodePlan
 from jax_impl.decode.result import DecodeResult
@@ -54,9 +55,8 @@ def dcp_decode(
         float32, None is 1. In FlashInfer's terms bmm1_scale = sm_scale * q_scale * kv_scale and
         bmm2_scale = kv_scale.
       out_dtype: bfloat16 (None) or float32, which keeps a merge over ranks free of rounding.
-      backend: "auto" is the Pallas kernel on a Hopper GPU where H is a multiple of 8, and "xla"
-        anywhere else. "pallas-interpret" runs the kernel's own body under Pallas' GPU
-        interpreter, on the CPU.
+      backend: "auto" is the Pallas kernel on a Hopper GPU, and "xla" anywhere else.
+        "pallas-interpret" runs the kernel's own body under Pallas' GPU interpreter, on the CPU.
 
     Arrays are JAX's or NumPy's (bfloat16 and float8_e4m3fn through ml_dtypes); any other that
     speaks DLPack is taken over without a copy if it is compact; the call then returns when it is
@@ -84,7 +84,7 @@ def dcp_decode(
         kv_scale=kv_scale, q_scale=q_scale, out_dtype=out_dtype,
     )  # fmt: skip
     tokens, heads, _ = arguments.q.shape
-    attend = _ATTEND[backends.resolve(backend, heads=heads)]
+    attend = _ATTEND[backends.resolve(backend)]
     rows = plan.num_rows
     if 0 in (rows, arguments.kv_cache.size, arguments.block_table.size):
         return _without_keys(tokens, heads, arguments.out_dtype)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl import backends
 from jax_impl.arrays import is_traced
-from jax_impl.prefill import backends, kernel_sm90, xla
+from jax_impl.prefill import kernel_sm90, xla
 from jax_impl.prefill.arguments import D_V, check
 from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
 

@@ -63,7 +63,7 @@ def test_a_plan_that_splits_nothing_lowers_to_one_launch():
 @pytest.mark.parametrize(
     "config",
     [
-        Config(scores_behind_values=False),
+        Config(scores_behind_values=True),
         Config(growth_limit=0, consumer_registers=216, producer_registers=72),
     ],
     ids=str,

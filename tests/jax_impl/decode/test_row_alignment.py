@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 
-from jax_impl.decode import backends
 from jax_impl.decode.kernel_sm90 import work
 from jax_impl.decode.plan import plan_decode
 
@@ -24,10 +23,3 @@ def test_every_tile_begins_with_a_group_of_rows(heads: int) -> None:
 
 def test_a_token_takes_up_its_heads_and_padding() -> None:
     assert [work.rows_of_token(heads) for heads in (1, 6, 8, 9, 96, 128)] == [8, 8, 8, 16, 96, 128]
-
-
-def test_auto_takes_the_kernel_only_for_head_counts_confirmed_on_a_gpu(monkeypatch) -> None:
-    monkeypatch.setattr("jax_impl.prefill.backends.unsupported_reason", lambda *_: None)
-    assert backends.resolve("auto", heads=24) == "pallas"
-    assert backends.resolve("auto", heads=6) == "xla"
-    assert backends.resolve("pallas", heads=6) == "pallas"

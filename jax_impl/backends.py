@@ -1,4 +1,4 @@
-"""Which ways there are to compute sparse prefill, and which of them run on this machine."""
+"""Which ways there are to compute an operation, and which of them run on this machine."""
 
 from __future__ import annotations
 
