@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -87,4 +88,59 @@ class DecodePlanResult:
     notes: tuple[str, ...] = ()
 
 
-Result = SparsePrefillResult | PlanResult | DcpDecodeResult | DecodePlanResult
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ChunkStage:
+    """What one chunk of requests [s, e) with t tokens had before its attention.
+
+    workspace [e - s, M, 512] bfloat16: rows [0, N) of a request are its compressed entries, rows
+    from N on its gathered positions; what nothing was written to holds anything. indices [t, C]
+    int32: rows of the workspace viewed as [(e - s) * M, 512], of which token j takes the first
+    lengths[j] (int32 [t]).
+    """
+
+    workspace: np.ndarray
+    indices: np.ndarray
+    lengths: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class V4PrefillResult:
+    """One result of the whole V4 prefill path at the judge's border.
+
+    out [T, H, 512] bfloat16; or, where out_rows is given, [R, 512]: only the (token, head) rows
+    out_rows[i] = token * H + head. max_logits [T, H] float32, natural units, or None: not compared.
+    lse [T, H] float32, natural-log, empty +inf.
+    plan: the chunks that ran, or None: not compared. stages: one for each chunk of the plan, or
+    None: not compared.
+    notes: what an adapter did on the way, in sentences.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    max_logits: np.ndarray | None = None
+    out_rows: np.ndarray | None = None
+    plan: tuple[PlanChunk, ...] | None = None
+    stages: tuple[ChunkStage, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class V4StagesResult:
+    """What one stage of the path gives back, by name.
+
+    combine: indices [T, C] int32, lengths [T] int32. global_topk: slots [T, topk] int32, lengths
+    [T] int32. gather: workspace [n, M, 512] bfloat16, whole.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+
+
+Result = (
+    SparsePrefillResult
+    | PlanResult
+    | DcpDecodeResult
+    | DecodePlanResult
+    | V4PrefillResult
+    | V4StagesResult
+)
