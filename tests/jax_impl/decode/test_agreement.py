@@ -92,6 +92,8 @@ def flattened(batch: Batch) -> Batch:
         ],
         query_lens=[1] * batch.tokens,
         heads=batch.heads,
+        page_size=batch.page_size,
+        dtype=batch.dtype,
         plan_options=batch.plan_options,
     )
     rows.q = batch.q
