@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_impl import planning
+    from jax_impl import kv_cache, planning, prefill
     from jax_impl.decode import (
         DecodeCapacity,
         DecodePlan,
@@ -36,7 +36,7 @@ _HOMES = {
     "unsupported_reason": "jax_impl.prefill",
 }
 
-_PACKAGES = ("planning",)
+_PACKAGES = ("kv_cache", "planning", "prefill")
 
 # Under Pallas' interpreter a role that waits may hold a thread of XLA's CPU pool, which has one
 # for each core: with fewer threads than roles, those that are waited for never run. XLA reads
@@ -51,10 +51,12 @@ __all__ = [
     "DecodeResult",
     "SparsePrefillResult",
     "dcp_decode",
+    "kv_cache",
     "lse_from_base2",
     "merge_states",
     "plan_decode",
     "planning",
+    "prefill",
     "sparse_prefill",
     "unsupported_reason",
 ]

@@ -1,0 +1,39 @@
+"""Which token a row of the workspace holds (spec 2.7); the one place where the rule stands.
+
+    position = seq_len - gather_len + (row - offset),   0 <= row - offset < gather_len
+
+What can't be right is never a reason to touch a row: lengths are looked at outside jit, and
+inside it a row behind the workspace, or one for a token before the first, isn't there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+
+class GatheredRows(NamedTuple):
+    """The rows of one request; everything is an int32, traced or not."""
+
+    seq_len: Any
+    gather_len: Any
+    offset: Any
+    num_rows: int  # of the workspace
+
+    @property
+    def first(self) -> Any:
+        return jnp.clip(self.offset, 0, self.num_rows)
+
+    @property
+    def count(self) -> Any:
+        """Rows from the first on that there are in the workspace."""
+        return jnp.clip(self.gather_len, 0, self.num_rows - self.first)
+
+    def position(self, row: Any) -> Any:
+        return self.seq_len - self.gather_len + (row - self.first)
+
+    def has(self, row: Any) -> Any:
+        """Whether a row of the workspace is to be written."""
+        within = (row >= self.first) & (row < self.first + self.count)
+        return within & (self.position(row) >= 0)

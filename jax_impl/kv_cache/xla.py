@@ -1,0 +1,59 @@
+"""The gather in plain jax.numpy: no Pallas, any platform, reads like spec 2.7.
+
+Requests are worked through in blocks of rows, each read, dequantised and put in its place: what
+is needed beside the workspace doesn't grow with it, and a request costs what it gathers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_impl.kv_cache.paged import PagedKV
+from jax_impl.kv_cache.positions import GatheredRows
+from jax_impl.kv_cache.tokens import row_bits
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, BFloat16, Int32
+
+BLOCK_ROWS = 256
+
+
+@jax.jit
+def gather(
+    paged: PagedKV,
+    block_table: Int32[Array, "n columns"],
+    seq_lens: Int32[Array, " n"],
+    gather_lens: Int32[Array, " n"],
+    workspace: BFloat16[Array, "n M D"],
+    offset: Int32[Array, ""],
+) -> BFloat16[Array, "n M D"]:
+    """Everything has at least one element."""
+    requests, num_rows, width = workspace.shape
+    block = min(BLOCK_ROWS, num_rows)
+    # As bits: a bfloat16 that passes through arithmetic may come out as another NaN.
+    words = lax.bitcast_convert_type(workspace, jnp.uint16)
+
+    def gather_request(b: jax.Array, words: jax.Array) -> jax.Array:
+        rows = GatheredRows(seq_lens[b], gather_lens[b], offset, num_rows)
+
+        def gather_block(i: jax.Array, words: jax.Array) -> jax.Array:
+            # The last block of a workspace overlaps the one before, and writes the same again.
+            first = jnp.minimum(rows.first + i * block, num_rows - block)
+            row = first + jnp.arange(block)
+            position = rows.position(row)
+            column = jnp.clip(position // paged.page_size, 0, block_table.shape[1] - 1)
+            page = block_table[b, column]
+            token = position % paged.page_size
+            here = (b, first, jnp.int32(0))
+            old = lax.dynamic_slice(words, here, (1, block, width))
+            new = jnp.where(rows.has(row)[:, None], row_bits(paged, page, token), old[0])
+            return lax.dynamic_update_slice(words, new[None], here)
+
+        return lax.fori_loop(0, -(-rows.count // block), gather_block, words)
+
+    words = lax.fori_loop(0, requests, gather_request, words)
+    return lax.bitcast_convert_type(words, jnp.bfloat16)
