@@ -35,6 +35,20 @@ class Stream(enum.IntEnum):
     DECODE_KV = 12
     PAGES = 13
     STALE = 14
+    V4_Q = 15
+    V4_WINDOW = 16
+    V4_COMPRESSED = 17
+    V4_WINDOW_SCALES = 18
+    V4_COMPRESSED_SCALES = 19
+    V4_PICK = 20
+    V4_ORDER = 21
+    V4_WINDOW_PAGES = 22
+    V4_COMPRESSED_PAGES = 23
+    V4_WINDOW_STALE = 24
+    V4_COMPRESSED_STALE = 25
+    V4_SET = 26
+    V4_SINK = 27
+    V4_WORKSPACE = 28
 
 
 def raw(seed: int, stream: Stream, start: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,0 +1,114 @@
+"""Inputs of single stages of the V4 path, made from a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compare.cases.case import CaseError, parse_case_of
+from compare.cases.make_v4_stages import v4_stages_inputs
+from compare.cases.v4_stages import V4StagesCase
+
+
+def arguments_of(words: str) -> dict[str, Any]:
+    case = parse_case_of(V4StagesCase, words)
+    assert isinstance(case, V4StagesCase)
+    made = v4_stages_inputs(case)
+    assert made.stage == case.stage and made.case == case
+    return dict(made.arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "digest"),
+    [
+        ("seq=300+70,q=3+4,start=7,bound=9", "54b09d2befb34885"),
+        ("seq=300+70,q=3+4,ratio=1,images=1:67-68,max_image=2", "66dfec254ab52d50"),
+        ("stage=global_topk,seq=300+70,q=3+4,topk=9,pad=2", "e4ecf6c13076d6b1"),
+        ("stage=gather,seq=300+70,q=3+4,ratio=128,offset=1,spare=2", "c35daa934122c64a"),
+        ("stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=4", "c5ce479d86187fb2"),
+    ],
+)
+def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
+    case = parse_case_of(V4StagesCase, words)
+    assert v4_stages_inputs(case).sha256().startswith(digest)  # type: ignore[arg-type]
+
+
+def test_the_combined_chunk_is_that_of_the_host_s_bounds() -> None:
+    made = arguments_of("seq=300+70+600,q=3+4+0,start=7,bound=40")
+    assert made["query_start_loc"].tolist() == [7, 10, 14, 14]
+    assert made["gather_lens"].tolist() == [130, 70, 127]
+    # 640 // 4 entries, 3 + 127 and 4 + 106 positions; the zero-query request counts too.
+    assert (made["compressed_rows"], made["workspace_rows"]) == (160, 160 + 130)
+    assert made["topk_indices"].shape == (7, 64) and made["topk"] == 64
+    assert made["left"] is None and made["right"] is None
+
+
+def test_without_a_compressed_cache_there_is_no_list() -> None:
+    made = arguments_of("seq=300,q=3,ratio=1")
+    assert made["topk_indices"].shape == (3, 0)
+    assert (made["topk"], made["compressed_rows"]) == (0, 0)
+
+
+def test_a_token_s_image_reaches_to_both_of_its_ends() -> None:
+    made = arguments_of("seq=20+30,q=5+4,ratio=1,images=0:16-18+1:26-29+0:18-19,max_image=4")
+    assert made["left"].tolist() == [0, 0, 1, 0, 1, 0, 1, 2, 3]
+    assert made["right"].tolist() == [0, 2, 1, 1, 0, 3, 2, 1, 0]
+    assert made["left"].dtype == made["right"].dtype == np.int32
+
+
+def test_padding_tokens_of_global_topk_belong_to_no_request() -> None:
+    made = arguments_of("stage=global_topk,seq=300+70,q=2+1,topk=9,pad=2")
+    assert made["is_valid_token"].tolist() == [True] * 3 + [False] * 2
+    assert made["token_to_request"].tolist() == [0, 0, 1, 0, 0]
+    assert made["topk_indices"].shape == (5, 9) and made["topk_indices"].dtype == np.int32
+    assert made["page_size"] == 64 and (made["topk_indices"][3:] >= 0).any()
+
+
+@pytest.mark.parametrize("kv_format", ["v4-fp8", "bf16"])
+def test_gathered_numbers_are_all_kinds_of_finite_ones(kv_format: str) -> None:
+    words = f"stage=gather,seq=900,q=500,ratio=1,format={kv_format},offset=3,spare=2"
+    made = arguments_of(words)
+    table, page = made["block_table"][0], made["page_size"]
+    position = np.arange(273, 900)
+    if kv_format == "bf16":
+        read = made["cache"][table[position // page], position % page].astype(np.float32)
+        assert np.isfinite(read).all() and np.abs(read[:, :448]).max() > 448 * 2**12
+        return
+    tokens = made["cache"][table[position // page]]
+    data = tokens[:, : page * 576].reshape(-1, page, 576)[np.arange(len(position)), position % page]
+    scales = tokens[:, page * 576 : page * 584].reshape(-1, page, 8)
+    used = scales[np.arange(len(position)), position % page, :7]
+    assert set(np.unique(data[:, :448])) == set(range(256)) - {0x7F, 0xFF}
+    assert set(np.unique(used)) == set(range(90, 141))
+    rope = np.ascontiguousarray(data[:, 448:]).view(ml_dtypes.bfloat16).astype(np.float32)
+    assert np.isfinite(rope).all() and np.abs(rope).max() > 1e30
+
+
+def test_the_workspace_of_a_gather_holds_numbers_of_its_own() -> None:
+    made = arguments_of("stage=gather,seq=300+70,q=3+4,ratio=1,offset=3,spare=2")
+    assert made["workspace"].shape == (2, 3 + 130 + 2, 512)
+    assert made["workspace"].dtype == ml_dtypes.bfloat16
+    assert np.isfinite(made["workspace"].astype(np.float32)).all()
+    assert made["gather_lens"].tolist() == [130, 70]
+    compressed = arguments_of("stage=gather,seq=300+70,q=3+4,ratio=4")
+    assert compressed["gather_lens"] is None and compressed["seq_lens"].tolist() == [75, 17]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("stage=combine,record=3,seq=9,q=1", "write v4-stages:record=3"),
+        ("stage=gather,seq=9,q=1,pad=1", "pad is for stage=global_topk, not gather"),
+        ("seq=9,q=1,offset=1", "offset is for stage=gather, not combine"),
+        ("stage=global_topk,seq=9,q=1,ratio=1", "stage=global_topk is of a compressed cache"),
+        ("seq=9,q=10", "v4-stages: request 0 has q=10 tokens of seq=9"),
+        ("stage=gathr", "combine | global_topk | gather"),
+    ],
+)
+def test_a_wrong_line_is_refused(words: str, said: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        parse_case_of(V4StagesCase, words)
+    assert said in str(caught.value)
