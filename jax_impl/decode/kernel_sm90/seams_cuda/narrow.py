@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import arith, vector
 
 from jax_impl.decode.kernel_sm90.problem import TILE_COLUMNS, D, Problem
 from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS
-from jax_impl.mosaic import mbarrier, ptx, registers
+from jax_impl.mosaic import float8, mbarrier, ptx, registers
 from jax_impl.mosaic.layouts import SCALAR, TILE_BYTES
 from jax_impl.mosaic.ptx import MATMUL_REF, REF
 
@@ -105,7 +105,7 @@ def store_widened(
             for i in range(2)
         ]
         for step, array in enumerate(loaded):
-            words = [half for word in _words_of(array) for half in _widened(word)]
+            words = [half for word in _words_of(array) for half in float8.widened(word)]
             offset = step * (rows_per_step // 8) * tiles * TILE_BYTES
             for i, target in enumerate(targets):
                 ptx.asm(
@@ -117,23 +117,6 @@ def store_widened(
 
     lower(place_smem, *loaded)
     plgpu.barrier_arrive(ready)
-
-
-def _widened(word: ir.Value) -> list[ir.Value]:
-    """Four float8_e4m3fn numbers as two words of two bfloat16, NaN as NaN."""
-    both = ptx.asm(
-        "{ .reg .b16 low, high, a, b, c, d; .reg .b32 x, y; .reg .f32 p, q, r, s; "
-        "mov.b32 {low, high}, $2; "
-        "cvt.rn.f16x2.e4m3x2 x, low; cvt.rn.f16x2.e4m3x2 y, high; "
-        "mov.b32 {a, b}, x; mov.b32 {c, d}, y; "
-        "cvt.f32.f16 p, a; cvt.f32.f16 q, b; cvt.f32.f16 r, c; cvt.f32.f16 s, d; "
-        "cvt.rn.bf16x2.f32 $0, q, p; cvt.rn.bf16x2.f32 $1, s, r; }",
-        [word],
-        "=r,=r,r",
-        ptx.struct(ptx.i32(), 2),
-        pure=True,
-    )
-    return ptx.unpack(both, ptx.i32(), 2)
 
 
 def _array_of(words: list[ir.Value]) -> mgpu.FragmentedArray:
