@@ -21,38 +21,53 @@ if TYPE_CHECKING:
     from torch_ref.prefill import SparsePrefillResult as SparsePrefillResult
     from torch_ref.prefill import sparse_prefill as sparse_prefill
     from torch_ref.prefill import sparse_prefill_oracle as sparse_prefill_oracle
+    from torch_ref.v4_prefill_flat import FlatCall as FlatCall
+    from torch_ref.v4_prefill_flat import flat_v4_call as flat_v4_call
+    from torch_ref.v4_prefill_pipeline import ChunkStage as ChunkStage
+    from torch_ref.v4_prefill_pipeline import V4PrefillResult as V4PrefillResult
+    from torch_ref.v4_prefill_pipeline import v4_prefill as v4_prefill
     from torch_ref.variants import Variant as Variant
 
 _HOME = {
+    "ChunkStage": "torch_ref.v4_prefill_pipeline",
     "DecodeOracleResult": "torch_ref.decode",
     "DecodeResult": "torch_ref.decode",
     "DecodeVariant": "torch_ref.decode_variants",
+    "FlatCall": "torch_ref.v4_prefill_flat",
     "OracleResult": "torch_ref.prefill",
     "SparsePrefillResult": "torch_ref.prefill",
+    "V4PrefillResult": "torch_ref.v4_prefill_pipeline",
     "Variant": "torch_ref.variants",
     "dcp_decode": "torch_ref.decode",
     "dcp_decode_oracle": "torch_ref.decode",
+    "flat_v4_call": "torch_ref.v4_prefill_flat",
     "merge_oracle": "torch_ref.merge",
     "merge_states": "torch_ref.merge",
     "natural_lse": "torch_ref.merge",
     "sparse_prefill": "torch_ref.prefill",
     "sparse_prefill_oracle": "torch_ref.prefill",
+    "v4_prefill": "torch_ref.v4_prefill_pipeline",
 }
 
 __all__ = [
+    "ChunkStage",
     "DecodeOracleResult",
     "DecodeResult",
     "DecodeVariant",
+    "FlatCall",
     "OracleResult",
     "SparsePrefillResult",
+    "V4PrefillResult",
     "Variant",
     "dcp_decode",
     "dcp_decode_oracle",
+    "flat_v4_call",
     "merge_oracle",
     "merge_states",
     "natural_lse",
     "sparse_prefill",
     "sparse_prefill_oracle",
+    "v4_prefill",
 ]
 
 

@@ -1,0 +1,137 @@
+"""The whole V4 prefill batch as one plain sparse prefill: no plan, no workspace, no chunk.
+
+Each token's keys are read off the definition: the compressed entries of its list, then the
+positions that it sees. This is what the judge gives the float64 oracle, so it shares nothing with
+the pipeline but the check of the arguments and the reading of single slots.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import BFloat16, Float32, Int32
+from torch import Tensor
+
+from torch_ref.indices.visibility import ImageSpans
+from torch_ref.kv_cache import PagedKV, position_slots, read_kv
+from torch_ref.v4_prefill_inputs import V4Inputs, check_v4_inputs
+
+
+class FlatCall(NamedTuple):
+    """kv [S, 512] bf16, indices [T, K] int32 and topk_length [T] int32 of a sparse prefill."""
+
+    kv: BFloat16[Tensor, "S 512"]
+    indices: Int32[Tensor, "T K"]
+    topk_length: Int32[Tensor, " T"]
+
+
+def flat_v4_call(
+    q: BFloat16[Tensor, "T H 512"],
+    swa_cache: Tensor,
+    swa_block_table: Int32[Tensor, "n columns"],
+    query_start_loc: Int32[Tensor, " n+1"],
+    seq_lens: Int32[Tensor, " n"],
+    sm_scale: float,
+    *,
+    swa_page: int,
+    kv_format: str = "v4-fp8",
+    compress_ratio: int,
+    compressed_cache: Tensor | None = None,
+    compressed_page: int | None = None,
+    compressed_block_table: Int32[Tensor, "n columns2"] | None = None,
+    topk_indices: Int32[Tensor, "T topk"] | None = None,
+    window: int = 128,
+    attn_sink: Float32[Tensor, " H"] | None = None,
+    image_spans: ImageSpans | None = None,
+    max_image_tokens: int = 0,
+) -> FlatCall:
+    """The arguments that sparse prefill needs besides q, sm_scale and attn_sink.
+
+    kv holds, request by request, of those with query tokens: its compressed entries from 0 on,
+    then its positions from the first that any of its tokens sees to its last, dequantised. Row t
+    of indices names token t's keys: its compressed entries in the order of its list, then its
+    positions, ascending; -1 from topk_length[t] on. K is the longest list.
+
+    Arguments and errors are check_v4_inputs'; a page that a key lies on must be in the cache.
+    """
+    inputs = check_v4_inputs(
+        q,
+        swa_cache,
+        swa_block_table,
+        query_start_loc,
+        seq_lens,
+        sm_scale,
+        swa_page=swa_page,
+        kv_format=kv_format,
+        compress_ratio=compress_ratio,
+        compressed_cache=compressed_cache,
+        compressed_page=compressed_page,
+        compressed_block_table=compressed_block_table,
+        topk_indices=topk_indices,
+        window=window,
+        attn_sink=attn_sink,
+        image_spans=image_spans,
+        max_image_tokens=max_image_tokens,
+    )
+    return flatten(inputs)
+
+
+def flatten(inputs: V4Inputs) -> FlatCall:
+    """flat_v4_call of checked inputs."""
+    batch, ratio, window = inputs.batch, inputs.compress_ratio, inputs.window
+    chosen = None if inputs.topk_indices is None else inputs.topk_indices.cpu()
+    lefts, rights = (
+        [0] * inputs.tokens if counts is None else counts.tolist()
+        for counts in (inputs.image_left, inputs.image_right)
+    )
+    kv: list[Tensor] = []
+    lists: list[Tensor] = []
+    rows = 0
+    for i, (length, queries) in enumerate(zip(batch.seq_lens, batch.query_lens, strict=True)):
+        if not queries:
+            continue
+        prefix = length - queries
+        # An image lies within the query, so nobody sees further back than the first token.
+        oldest = max(prefix - (window - 1), 0)
+        entries = inputs.compressed_lens[i]
+        if inputs.compressed is not None and inputs.compressed_block_table is not None:
+            kv.append(
+                _read(
+                    "compressed_", inputs.compressed, inputs.compressed_block_table, i, 0, entries
+                )
+            )
+        kv.append(_read("swa_", inputs.swa, inputs.swa_block_table, i, oldest, length))
+        for t in range(batch.first_rows[i], batch.first_rows[i] + queries):
+            position = prefix + t - batch.first_rows[i]
+            first = max(min(position - (window - 1), position - lefts[t]), 0)
+            last = position + rights[t]
+            keys = rows + entries + torch.arange(first - oldest, last + 1 - oldest)
+            if chosen is not None:
+                listed = min((position + 1) // ratio, chosen.shape[1])
+                keys = torch.cat([rows + chosen[t, :listed].long(), keys])
+            lists.append(keys)
+        rows += entries + length - oldest
+
+    device = inputs.q.device
+    K = max((len(keys) for keys in lists), default=0)
+    indices = torch.full((len(lists), K), -1, dtype=torch.int32)
+    for t, keys in enumerate(lists):
+        indices[t, : len(keys)] = keys
+    lengths = torch.tensor([len(keys) for keys in lists], dtype=torch.int32)
+    everything = torch.cat(kv) if kv else inputs.q.new_zeros(0, inputs.swa.d)
+    return FlatCall(everything, indices.to(device), lengths.to(device))
+
+
+def _read(prefix: str, paged: PagedKV, table: Tensor, request: int, start: int, end: int) -> Tensor:
+    """Tokens [start, end) of one request."""
+    position = torch.arange(start, end, device=table.device)
+    slots = position_slots(
+        table,
+        torch.full_like(position, request),
+        position,
+        page_size=paged.page_size,
+        num_pages=paged.num_pages,
+        name=f"{prefix}block_table",
+    )
+    return read_kv(paged, slots)

@@ -1,0 +1,191 @@
+"""The arguments of the whole V4 prefill path: checked once, for the pipeline and the flat call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import BFloat16, Float32, Int32
+from torch import Tensor
+
+from torch_ref.arguments import finite_scale, require_device, require_tensor, shape_of
+from torch_ref.indices import TokenBatch, image_visibility, token_batch, visible_entries
+from torch_ref.indices.checks import table, whole
+from torch_ref.indices.visibility import ImageSpans
+from torch_ref.indices.workspace import listed_entries
+from torch_ref.kv_cache import PagedKV
+from torch_ref.prefill_inputs import MAX_HEADS, VALUE_WIDTH
+
+FORMATS = ("v4-fp8", "bf16")
+
+
+@dataclass(frozen=True, eq=False)
+class V4Inputs:
+    """One sparse prefill over paged caches: n requests whose T tokens are q's rows.
+
+    compressed, its table and topk_indices are all given or all None. image_left and image_right
+    are image_visibility's counts, None without images.
+    """
+
+    q: BFloat16[Tensor, "T H 512"]
+    swa: PagedKV
+    swa_block_table: Int32[Tensor, "n columns"]
+    compressed: PagedKV | None
+    compressed_block_table: Int32[Tensor, "n columns2"] | None
+    topk_indices: Int32[Tensor, "T topk"] | None
+    query_start_loc: Int32[Tensor, " n+1"]
+    seq_lens: Int32[Tensor, " n"]
+    batch: TokenBatch
+    sm_scale: float
+    attn_sink: Float32[Tensor, " H"] | None
+    compress_ratio: int
+    window: int
+    image_left: Int32[Tensor, " T"] | None
+    image_right: Int32[Tensor, " T"] | None
+    max_image_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def topk(self) -> int:
+        """Columns of the compressed lists, 0 without a compressed cache."""
+        return 0 if self.topk_indices is None else self.topk_indices.shape[1]
+
+    @property
+    def compressed_lens(self) -> tuple[int, ...]:
+        """Compressed entries of each request, 0 without a compressed cache."""
+        if self.compressed is None:
+            return (0,) * len(self.batch.seq_lens)
+        return tuple(length // self.compress_ratio for length in self.batch.seq_lens)
+
+
+def check_v4_inputs(
+    q: Tensor,
+    swa_cache: Tensor,
+    swa_block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sm_scale: float,
+    *,
+    swa_page: int,
+    kv_format: str = "v4-fp8",
+    compress_ratio: int,
+    compressed_cache: Tensor | None = None,
+    compressed_page: int | None = None,
+    compressed_block_table: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    window: int = 128,
+    attn_sink: Tensor | None = None,
+    image_spans: ImageSpans | None = None,
+    max_image_tokens: int = 0,
+) -> V4Inputs:
+    """Checks rank, dtype, shape, device and values; ValueError names the argument, what it was and
+    what is accepted.
+
+    Accepted: q bf16 [T, H, 512], H in 1..128, T what query_start_loc [n + 1] counts; caches of
+    kv_format "v4-fp8" or "bf16" with pages of swa_page and compressed_page tokens and tables int32
+    [n, columns]; seq_lens int32 [n]; topk_indices int32 [T, topk] whose first min((pos + 1) //
+    compress_ratio, topk) entries of a row are ones that its token sees; attn_sink fp32 [H];
+    image_spans as in image_visibility. The four arguments of the compressed cache come together,
+    and with a ratio above 1 they must. Pages that a token needs are checked when they are read.
+    """
+    require_tensor("q", q, torch.bfloat16)
+    if q.ndim != 3 or q.shape[2] != VALUE_WIDTH:
+        raise ValueError(f"q: shape {shape_of(q)}; accepted is [T, H, {VALUE_WIDTH}]")
+    T, H, _ = q.shape
+    if not 1 <= H <= MAX_HEADS:
+        raise ValueError(f"q: {H} heads; accepted are 1 to {MAX_HEADS}")
+    if kv_format not in FORMATS:
+        raise ValueError(f"kv_format: {kv_format!r}; accepted are {' and '.join(FORMATS)}")
+    batch = token_batch(query_start_loc, seq_lens)
+    n = len(batch.seq_lens)
+    if batch.tokens != T:
+        raise ValueError(f"q: {T} rows; query_start_loc counts {batch.tokens} tokens")
+    compress_ratio = whole("compress_ratio", compress_ratio, 1)
+    window = whole("window", window, 1)
+    max_image_tokens = whole("max_image_tokens", max_image_tokens, 0)
+    swa = _paged("swa_cache", swa_cache, swa_page, kv_format)
+    table("swa_block_table", swa_block_table, n)
+    parts = {
+        "compressed_cache": compressed_cache,
+        "compressed_page": compressed_page,
+        "compressed_block_table": compressed_block_table,
+        "topk_indices": topk_indices,
+    }
+    _require_together(parts, compress_ratio)
+    compressed = None
+    if compressed_cache is not None and compressed_page is not None:
+        compressed = _paged("compressed_cache", compressed_cache, compressed_page, kv_format)
+        assert compressed_block_table is not None and topk_indices is not None
+        table("compressed_block_table", compressed_block_table, n)
+        table("topk_indices", topk_indices, T)
+        entries = visible_entries(
+            batch.position, compress_ratio=compress_ratio, topk=topk_indices.shape[1]
+        )
+        listed_entries(topk_indices, batch, entries, ratio=compress_ratio)
+    if attn_sink is not None:
+        require_tensor("attn_sink", attn_sink, torch.float32)
+        if attn_sink.shape != (H,):
+            raise ValueError(f"attn_sink: shape {shape_of(attn_sink)}; accepted is [H] = [{H}]")
+    require_device(
+        {
+            "swa_cache": swa_cache,
+            "swa_block_table": swa_block_table,
+            "compressed_cache": compressed_cache,
+            "compressed_block_table": compressed_block_table,
+            "topk_indices": topk_indices,
+            "query_start_loc": query_start_loc,
+            "seq_lens": seq_lens,
+            "attn_sink": attn_sink,
+        },
+        q.device,
+    )
+    left = right = None
+    if image_spans is not None:
+        left, right = image_visibility(
+            query_start_loc, seq_lens, image_spans, max_image_tokens=max_image_tokens
+        )
+    return V4Inputs(
+        q,
+        swa,
+        swa_block_table,
+        compressed,
+        compressed_block_table,
+        topk_indices,
+        query_start_loc,
+        seq_lens,
+        batch,
+        finite_scale(sm_scale),
+        attn_sink,
+        compress_ratio,
+        window,
+        left,
+        right,
+        max_image_tokens,
+    )
+
+
+def _paged(name: str, cache: Tensor, page_size: int, kv_format: str) -> PagedKV:
+    try:
+        return PagedKV(cache, page_size, kv_format)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _require_together(parts: dict[str, object], compress_ratio: int) -> None:
+    absent = [name for name, value in parts.items() if value is None]
+    if not absent or (len(absent) == len(parts) and compress_ratio == 1):
+        return
+    if len(absent) == len(parts):
+        raise ValueError(
+            f"compressed_cache: None with compress_ratio = {compress_ratio}; only a layer of ratio "
+            "1 may have no compressed cache"
+        )
+    given = [name for name in parts if name not in absent]
+    raise ValueError(f"{absent[0]}: None; {' and '.join(given)} came without it")
