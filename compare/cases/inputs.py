@@ -12,6 +12,8 @@ import hashlib
 import numpy as np
 
 from compare.cases.case import Case
+from compare.cases.hashing import add_array
+from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,7 +54,7 @@ class SparsePrefillInputs:
         digest = hashlib.sha256()
         digest.update(f"sm_scale={float(self.sm_scale).hex()} d_v={self.d_v}".encode())
         for name in ("q", "kv", "indices", "attn_sink", "topk_length"):
-            _add_array(digest, name, getattr(self, name))
+            add_array(digest, name, getattr(self, name))
         return digest.hexdigest()
 
 
@@ -118,7 +120,7 @@ class DcpDecodeInputs:
             f"interleave={self.interleave} causal={int(self.causal)}".encode()
         )
         for name in _DECODE_ARRAYS:
-            _add_array(digest, name, getattr(self, name))
+            add_array(digest, name, getattr(self, name))
         for shard in self.shards or ():
             digest.update(shard.sha256().encode())
         return digest.hexdigest()
@@ -148,16 +150,14 @@ class DecodePlanInputs:
         return _hash_of_numbers(self)
 
 
-Inputs = SparsePrefillInputs | PrefillPlanInputs | DcpDecodeInputs | DecodePlanInputs
-
-
-def _add_array(digest: hashlib._Hash, name: str, array: np.ndarray | None) -> None:
-    if array is None:
-        digest.update(f" {name}=none".encode())
-        return
-    digest.update(f" {name}:{array.dtype.name}{list(array.shape)}".encode())
-    for block in range(0, len(array), 256):
-        digest.update(np.ascontiguousarray(array[block : block + 256]).view(np.uint8))
+Inputs = (
+    SparsePrefillInputs
+    | PrefillPlanInputs
+    | DcpDecodeInputs
+    | DecodePlanInputs
+    | V4PrefillInputs
+    | V4StagesInputs
+)
 
 
 def _hash_of_numbers(inputs: PrefillPlanInputs | DecodePlanInputs) -> str:
