@@ -37,6 +37,7 @@ class DecodeVariant:
     request_shift    a row uses block table and lengths of request (i + shift) mod B
     scale_power      2 applies sm_scale twice
     kv_scale         applied to keys only, to values only, or ignored; 1.0 changes nothing
+    q_scale          ignored; 1.0 changes nothing
     v_offset         V starts at this column of the key and wraps around at its width: 64 gives
                      columns [64, 576)
     head_shift       head h's results appear at head (h + shift) mod H, in every output
@@ -52,6 +53,7 @@ class DecodeVariant:
     request_shift: int = 0
     scale_power: Literal[1, 2] = 1
     kv_scale: Literal["right", "keys_only", "values_only", "ignored"] = "right"
+    q_scale: Literal["right", "ignored"] = "right"
     v_offset: int = 0
     head_shift: int = 0
     lse_base2: bool = False
@@ -70,6 +72,7 @@ class DecodeVariant:
         return replace(
             given,
             sm_scale=given.sm_scale**self.scale_power,
+            q_scale=given.q_scale if self.q_scale == "right" else 1.0,
             key_scale=given.key_scale if for_keys else 1.0,
             value_scale=given.value_scale if for_values else 1.0,
         )

@@ -61,6 +61,12 @@ _OTHERS = (
     "lens=300+140,q=4+1,h=6,world=4,rank=all,kv=e4m3,data=exact",
 )
 
+# Both sides float8. Numbered after all others, whose seeds stay what they were.
+_FLOAT8_QUERIES = (
+    "lens=301+97,q=8+1,h=16,world=2,rank=1,kv=e4m3,q_dtype=e4m3,data=flat,stale=1",
+    "lens=200+130,q=4+2,h=6,world=2,rank=all,kv=e4m3,q_dtype=e4m3,pad_rows=1",
+)
+
 # With --full: what serving looks like, and the shapes that the bench times.
 _FULL = (
     "lens=8192+8191+4097+513,q=8+1+4+2,h=128,world=2,rank=1",
@@ -116,8 +122,8 @@ def decode_lines(full: bool) -> list[str]:
         for words, heads in zip(_PROVEN, (128, 64, 16, 128), strict=True)
         for rank in (0, 1)
     ]
-    words = [*proven, *_BATCHES, *_OTHERS, *(_FULL if full else ())]
-    return [f"dcp-decode:{line},seed={number}" for number, line in enumerate(words)]
+    words = enumerate([*proven, *_BATCHES, *_OTHERS, *_FULL, *_FLOAT8_QUERIES])
+    return [f"dcp-decode:{line},seed={seed}" for seed, line in words if full or line not in _FULL]
 
 
 def plan_lines() -> list[str]:

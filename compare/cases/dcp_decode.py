@@ -42,7 +42,7 @@ class DcpDecodeCase(Case):
         tokens; a request may have none of either, and fewer keys than tokens.
     h, page: query heads H, page size P.
     world, rank, interleave: of the group; rank=all runs every rank and merges.
-    kv: bf16, or e4m3 with one scale for the tensor.
+    kv: bf16, or e4m3 with one scale for the tensor. q_dtype: likewise of q; e4m3 with kv=e4m3 only.
     causal: 0 lets every token see all keys of its request (a draft block).
     pad_rows: rows of q after the last token. max_q: the query length promised for every request;
         auto is the batch's own maximum.
@@ -64,6 +64,7 @@ class DcpDecodeCase(Case):
     rank: int | str = case_field(0, integer_or("all", 0))
     interleave: int = case_field(1, integer(1))
     kv: str = case_field("bf16", word("bf16", "e4m3"))
+    q_dtype: str = case_field("bf16", word("bf16", "e4m3"))
     causal: bool = case_field(True, flag())
     pad_rows: int = case_field(0, integer(0))
     max_q: int | str = case_field("auto", integer_or("auto", 1))
@@ -124,6 +125,10 @@ class DcpDecodeCase(Case):
             raise CaseError(
                 f"dcp-decode: interleave={self.interleave} doesn't divide page={self.page}; "
                 "a run of keys mustn't lie on two pages"
+            )
+        if self.q_dtype == "e4m3" and self.kv != "e4m3":
+            raise CaseError(
+                f"dcp-decode: q_dtype=e4m3 with kv={self.kv}; float8 queries go with kv=e4m3"
             )
         if self.data == "exact":
             self._check_exact()

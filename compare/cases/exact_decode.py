@@ -60,7 +60,7 @@ def exact_q(case: DcpDecodeCase, start: int, end: int) -> np.ndarray:
     q = np.zeros((end - start, case.h, KEY_WIDTH), np.float32)
     q[..., 0 : 2 * PAIRS : 2] = half
     q[..., 1 : 2 * PAIRS : 2] = -half
-    strength = 2.0 ** np.ceil(np.log2(1000 / (_MARK * case.scale)))
+    strength = exact_strength(case)
     firsts = np.cumsum((0, *case.q))
     for t in range(start, end):
         request = int(np.searchsorted(firsts, t, side="right")) - 1
@@ -75,6 +75,13 @@ def exact_q(case: DcpDecodeCase, start: int, end: int) -> np.ndarray:
         for head in range(case.h):
             q[t - start, head, columns[(t + head) % len(columns)]] = -strength
     return q
+
+
+def exact_strength(case: DcpDecodeCase) -> float:
+    """How large the negative number in a query's one column is: a power of two, the largest
+    magnitude in q.
+    """
+    return float(2.0 ** np.ceil(np.log2(1000 / (_MARK * case.scale))))
 
 
 def _sizes(top: int) -> tuple[int, int, int]:

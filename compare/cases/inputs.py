@@ -81,14 +81,15 @@ class PrefillPlanInputs:
 class DcpDecodeInputs:
     """Arguments of one rank's call of DCP causal MLA decode; names as in torch_ref.dcp_decode.
 
-    q [T, H, 576] bfloat16; rows from query_start_loc[-1] on are padding. kv_cache [pages, P, 576]
-    bfloat16 or float8_e4m3fn (V is the first 512 columns). block_table [B, max_pages] int32: local
+    q [T, H, 576] bfloat16 or float8_e4m3fn; rows from query_start_loc[-1] on are padding.
+    kv_cache [pages, P, 576] likewise (V is the first 512 columns). block_table [B, max_pages]
+    int32: local
     key k of request b is row k % P of page block_table[b, k // P]; entries past a request's keys
     are anything. seq_lens [B] int32: keys on this rank. query_start_loc [B + 1] int32.
     total_lens [B] int32: keys on all ranks together, this step's tokens included.
     max_query_len: the query length that the engine promises for every request.
-    sm_scale float, natural units. kv_scale: what a stored float8 value is multiplied by; None for
-    bfloat16.
+    sm_scale float, natural units. kv_scale, q_scale: what a stored float8 number of kv_cache or q
+    is multiplied by; None for bfloat16.
     shards: None, or one call for each rank whose results are to be merged; the other fields are
     then those of the one call over all keys (dcp_world 1), whose result the merge must be.
     case: where the inputs came from; None for a caller's own tensors.
@@ -107,6 +108,7 @@ class DcpDecodeInputs:
     interleave: int = 1
     causal: bool = True
     kv_scale: float | None = None
+    q_scale: float | None = None
     shards: tuple[DcpDecodeInputs, ...] | None = None
     case: Case | None = None
 
@@ -119,6 +121,8 @@ class DcpDecodeInputs:
             f"max_query_len={self.max_query_len} dcp={self.dcp_rank}/{self.dcp_world} "
             f"interleave={self.interleave} causal={int(self.causal)}".encode()
         )
+        if self.q_scale is not None:  # recorded hashes are of inputs without one
+            digest.update(f" q_scale={float(self.q_scale).hex()}".encode())
         for name in _DECODE_ARRAYS:
             add_array(digest, name, getattr(self, name))
         for shard in self.shards or ():

@@ -15,7 +15,7 @@ import numpy as np
 
 from compare.cases.blocks import in_blocks
 from compare.cases.dcp_decode import KEY_WIDTH, DcpDecodeCase
-from compare.cases.exact_decode import exact_keys, exact_q
+from compare.cases.exact_decode import exact_keys, exact_q, exact_strength
 from compare.cases.inputs import DcpDecodeInputs
 from compare.cases.ownership import owned_positions
 from compare.cases.streams import Stream, bell, below, raw, rows_of, scaled
@@ -26,10 +26,13 @@ OUT_OF_RANGE = (1_000_000, -5)
 
 # Power of two that multiplies a bell of standard deviation 37837, for q and kv.
 _EXPONENTS = {"normal": (-15, -15), "flat": (-21, -15), "peaked": (-12, -15)}
-# What a stored float8 value is multiplied by; no power of two, but for exact data, whose values
-# must be whole numbers of it.
+# What a stored float8 number is multiplied by where a bell is scaled by 2^-15: no powers of two,
+# and not one for both, so that taking one for the other shows. At most 4 / scale, 342 and 410 of
+# 448, is stored: nothing to clamp. Exact data must be whole numbers of its scale.
 _FLOAT8_SCALE = 3 / 256
+_FLOAT8_Q_SCALE = 5 / 512
 _EXACT_FLOAT8_SCALE = 0.5
+_EXACT_STORED_STRENGTH = 256
 
 _DTYPES = {"bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
 
@@ -94,6 +97,7 @@ def _call(
         interleave=interleave,
         causal=case.causal,
         kv_scale=_kv_scale(case),
+        q_scale=_q_scale(case),
     )
 
 
@@ -111,17 +115,19 @@ def _put_stale_entries(
 
 
 def _queries(case: DcpDecodeCase) -> np.ndarray:
-    """[T, H, 576] bfloat16, padded rows NaN."""
+    """[T, H, 576] as they are stored, padded rows NaN."""
     tokens, width = sum(case.q), case.h * KEY_WIDTH
-    q = np.full((case.tokens, case.h, KEY_WIDTH), np.nan, ml_dtypes.bfloat16)
+    q = np.full((case.tokens, case.h, KEY_WIDTH), np.nan, _DTYPES[case.q_dtype])
+    scale = _q_scale(case)
 
     def fill(start: int, end: int) -> None:
         if case.data == "exact":
-            q[start:end] = exact_q(case, start, end)
+            values = exact_q(case, start, end)
         else:
             words = rows_of(case.seed, Stream.DECODE_Q, start, end, width)
             values = scaled(bell(words), _EXPONENTS[case.data][0])
-            q[start:end] = values.reshape(end - start, case.h, KEY_WIDTH)
+            values = values.reshape(end - start, case.h, KEY_WIDTH)
+        q[start:end] = values if scale is None else values / np.float32(scale)
 
     in_blocks(fill, tokens, width)
     return q
@@ -145,7 +151,6 @@ def _keys_of(case: DcpDecodeCase, request: int, row: int) -> np.ndarray:
         else:
             words = rows_of(case.seed, Stream.DECODE_KV, row + start, row + end, KEY_WIDTH)
             values = scaled(bell(words), _EXPONENTS[case.data][1])
-        # At most 4 / (3 / 256) = 342 of 448: nothing to clamp.
         keys[start:end] = values if scale is None else values / np.float32(scale)
 
     in_blocks(fill, len(keys), KEY_WIDTH)
@@ -156,3 +161,11 @@ def _kv_scale(case: DcpDecodeCase) -> float | None:
     if case.kv == "bf16":
         return None
     return _EXACT_FLOAT8_SCALE if case.data == "exact" else _FLOAT8_SCALE
+
+
+def _q_scale(case: DcpDecodeCase) -> float | None:
+    if case.q_dtype == "bf16":
+        return None
+    if case.data == "exact":
+        return exact_strength(case) / _EXACT_STORED_STRENGTH
+    return _FLOAT8_Q_SCALE * 2.0 ** (_EXPONENTS[case.data][0] + 15)

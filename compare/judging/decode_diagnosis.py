@@ -179,6 +179,14 @@ def _deviations(evidence: Evidence, tokens: Int64[np.ndarray, " n"]) -> Iterator
                 DecodeVariant(kv_scale="values_only"),
             ),
         ]
+    if inputs.q_scale not in (None, 1.0):
+        found.append(
+            (
+                "q-scale-ignored",
+                "q_scale isn't applied to the stored queries",
+                DecodeVariant(q_scale="ignored"),
+            )
+        )
     for name, sentence, variant in found:
         yield Hypothesis(
             name=name,

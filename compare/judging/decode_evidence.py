@@ -223,6 +223,7 @@ def _arguments(inputs: DcpDecodeInputs, device: str | None) -> dict[str, Any]:
         "interleave": inputs.interleave,
         "causal": inputs.causal,
         "kv_scale": inputs.kv_scale,
+        "q_scale": inputs.q_scale,
     }
     check_decode_inputs(**arguments)
     return arguments

@@ -55,7 +55,8 @@ class DecodeFacts:
         q_norm, q_nan, q_inf = map(to_numpy, norms(self.q[at]))
         empty, longest = self.empty[tokens], self._longest[tokens]
         filled = ~empty[:, None]
-        reach = abs(self._inputs.sm_scale) * q_norm * longest[:, None]
+        scale = 1.0 if self._inputs.q_scale is None else float(self._inputs.q_scale)
+        reach = abs(self._inputs.sm_scale) * scale * q_norm * longest[:, None]
         outside = q_inf | self._inf[tokens, None] | (reach * LOG2E > LARGEST_SCORE)
         undefined = (filled & outside) | self._unclear[tokens, None]
         nan = filled & (q_nan | self._nan[tokens, None]) & ~undefined

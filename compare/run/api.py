@@ -102,10 +102,10 @@ def judge(
     dcp-decode: q [T, H, 576], kv_cache [pages, P, 576], block_table [B, max_pages], seq_lens [B],
     query_start_loc [B + 1], total_lens [B] (int32 all four), sm_scale, and where they aren't the
     defaults max_query_len (the longest query), dcp_rank 0, dcp_world 1, interleave 1, causal True,
-    kv_scale None. prefill-plan, decode-plan: the planner's arguments. result: (out, max_logits,
-    lse), of decode (out, lse), or a mapping or an object with these names; of a planner its chunks,
-    or its rows. reference: a result that is believed, or the name of an implementation to be run
-    on these inputs; None: the oracle alone.
+    kv_scale None, q_scale None. prefill-plan, decode-plan: the planner's arguments. result: (out,
+    max_logits, lse), of decode (out, lse), or a mapping or an object with these names; of a planner
+    its chunks, or its rows. reference: a result that is believed, or the name of an implementation
+    to be run on these inputs; None: the oracle alone.
     profile: calibrated, flashmla or both. device: where torch computes the oracle; None: cuda where
     there is one.
 
@@ -176,8 +176,8 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
     for name in inputs:
         _known(name, fields, f"argument of {suite}")
     given = dict(inputs)
-    if kind is DcpDecodeInputs and given.get("max_query_len") is None:
-        given["max_query_len"] = _longest(given.get("query_start_loc"))
+    if kind is DcpDecodeInputs and given.get("query_start_loc") is not None:
+        given["max_query_len"] = _promise(given)
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and given.get(name) is None:
             raise ValueError(f"inputs: {name} is missing; {suite} needs it")
@@ -198,12 +198,19 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
     return kind(**values)
 
 
-def _longest(query_start_loc: Any) -> int | None:
-    """The longest query of a batch, at least 1; None without one."""
-    if query_start_loc is None:
-        return None
-    starts = _plain(query_start_loc, "query_start_loc")
-    return max((1, *(end - start for start, end in pairwise(starts))))
+def _promise(given: Mapping[str, Any]) -> Any:
+    """The max_query_len of a batch: as given, else its longest query, at least 1. ValueError for a
+    promise that a request breaks."""
+    starts = _plain(given["query_start_loc"], "query_start_loc")
+    longest = max((1, *(end - start for start, end in pairwise(starts))))
+    promised = given.get("max_query_len")
+    if promised is None:
+        return longest
+    if _plain(promised, "max_query_len") < longest:
+        raise ValueError(
+            f"max_query_len: {promised}; accepted: {longest} and more, the longest query"
+        )
+    return promised
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, overload
 if TYPE_CHECKING:
     from compare.cases.case import Case
 
+LSE_BASES = ("natural", "base2")
+EMPTY_LSES = ("+inf", "-inf")
+
 _ATTRIBUTE = "__mla_crosscheck__"
 _WORDS = {
     "framework": ("torch", "jax", "numpy"),
-    "lse": ("natural", "base2"),
-    "empty_lse": (None, "+inf", "-inf"),
+    "lse": LSE_BASES,
+    "empty_lse": (None, *EMPTY_LSES),
 }
 
 
@@ -61,7 +64,8 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
     block_table [B, max_pages], seq_lens [B] (of this rank), query_start_loc [B + 1], total_lens [B]
     (of all ranks), all int32, sm_scale float, dcp_rank, dcp_world and interleave int, causal bool,
     kv_scale float or None, and gives back (out [T, H, 512] bfloat16, lse [T, H] float32) of this
-    rank's keys; a case of all ranks calls it once for each and merges.
+    rank's keys; a case of all ranks calls it once for each and merges. Cases with float8_e4m3fn
+    queries are for functions that take q_scale too, a float or None.
     decode-plan: query_start_loc and total_lens (tuples of int), max_query_len, causal, num_rows,
     and dcp_rank, dcp_world and interleave if it names them; it gives back (ragged, request, bound,
     padding) and, if it counts them itself, local_counts.

@@ -72,8 +72,7 @@ class FlashMlaDecode(CudaDcpDecode):
         self.adapter().find_build()
 
     def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
-        dtype = _dtype(case)
-        return {"page_size": case.page, "kv_dtype": dtype, "sm_scale": case.scale}
+        return {"page_size": case.page, **_dtypes(case), "sm_scale": case.scale}
 
     def build(self) -> tuple[str, ...]:
         build = self.adapter().find_build()
@@ -99,7 +98,7 @@ class FlashInferDecode(CudaDcpDecode):
         return {"backend": self._backend}
 
     def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
-        return {"kv_dtype": _dtype(case), "sm_scale": case.scale}
+        return {**_dtypes(case), "sm_scale": case.scale}
 
     def build(self) -> tuple[str, ...]:
         return (f"FlashInfer {self.adapter().version()}, backend {self._backend}",)
@@ -116,12 +115,9 @@ class FlashInferCuteDsl(CudaDcpDecode):
         return flashinfer_cute_dsl
 
     def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
-        import torch
-
         return {
             "page_size": case.page,
-            "q_dtype": torch.bfloat16,
-            "kv_dtype": _dtype(case),
+            **_dtypes(case),
             "dcp_world": case.world,
             "interleave": case.interleave,
             "sm_scale": case.scale,
@@ -133,7 +129,8 @@ class FlashInferCuteDsl(CudaDcpDecode):
         return (f"FlashInfer {version()}, backend cute-dsl",)
 
 
-def _dtype(case: DcpDecodeCase) -> Any:
+def _dtypes(case: DcpDecodeCase) -> dict[str, Any]:
     import torch
 
-    return torch.bfloat16 if case.kv == "bf16" else torch.float8_e4m3fn
+    named = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+    return {"q_dtype": named[case.q_dtype], "kv_dtype": named[case.kv]}

@@ -77,6 +77,7 @@ class JaxDcpDecode(JaxBackend, DcpDecode):
                 plan,
                 inputs.sm_scale,
                 kv_scale=inputs.kv_scale,
+                q_scale=inputs.q_scale,
                 out_dtype=out_dtype,
                 backend=self.name,
             )

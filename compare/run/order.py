@@ -35,8 +35,9 @@ def shape(case: Case) -> tuple[object, ...]:
     program, to which a sink and lengths always belong; a plan of decode has the size of its batch.
     """
     if isinstance(case, DcpDecodeCase):
+        rows = (case.lens, case.q, case.h, case.causal)
         group = (case.world, case.rank, case.interleave)
-        return (case.suite, case.lens, case.q, case.h, case.page, case.kv, case.causal, *group)
+        return (case.suite, *rows, case.page, case.kv, case.q_dtype, *group)
     if not isinstance(case, SparsePrefillCase):
         return (case.suite,)
     tokens = tuple(sorted(set(case.q_lens) - {0})) or case.tokens  # each chunk is a call
@@ -124,7 +125,7 @@ def _features(case: SparsePrefillCase | DcpDecodeCase) -> list[tuple[str, object
             ("ragged", len(set(case.q)) > 1),
             ("group", (case.world, case.rank == "all")),
             ("interleave", case.interleave),
-            ("keys", case.kv),
+            ("numbers", (case.kv, case.q_dtype)),
             ("decode data", case.data),
             ("padding", case.pad_rows > 0),
             ("stale", case.stale),

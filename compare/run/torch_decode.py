@@ -30,6 +30,7 @@ def decode_arguments(inputs: DcpDecodeInputs, device: str) -> tuple[tuple[Any, .
         "interleave": inputs.interleave,
         "causal": inputs.causal,
         "kv_scale": inputs.kv_scale,
+        "q_scale": inputs.q_scale,
     }
 
 

@@ -6,9 +6,8 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from compare.cases.case import Case
+from compare.cases.dcp_decode import DcpDecodeCase
 from compare.cases.inputs import (
     DcpDecodeInputs,
     DecodePlanInputs,
@@ -32,7 +32,8 @@ from compare.run.answers import (
 )
 from compare.run.candidate import options_of
 from compare.run.chunks import run_chunks
-from compare.run.implementations import UnknownImplementation
+from compare.run.implementations import UnknownImplementation, Unsupported
+from compare.run.lse_convention import as_declared
 from compare.run.result import DcpDecodeResult, Result, SparsePrefillResult
 from compare.run.shards import run_shards
 
@@ -44,7 +45,6 @@ _TELLING = {
     "decode-plan": "max_query_len",
 }
 _TENSOR_SUITES = frozenset({"sparse-prefill", "dcp-decode"})
-_EMPTY_LSE = {"sparse-prefill": "+inf", "dcp-decode": "-inf"}
 _PLAN_ARGUMENTS = (
     "seq_lens",
     "query_lens",
@@ -165,7 +165,16 @@ class UserImplementation:
                 f"{self.name} takes no argument {_TELLING[case.suite]!r}, "
                 f"so it isn't for {case.suite}"
             )
+        if isinstance(case, DcpDecodeCase) and case.q_dtype != "bf16":
+            reason = self._no_query_scale()
+            if reason:
+                return reason
         return None if self.options.supports is None else self.options.supports(case)
+
+    def _no_query_scale(self) -> str | None:
+        if _takes(self.function, "q_scale"):
+            return None
+        return f"{self.name} takes no argument 'q_scale', so it isn't for float8 queries"
 
     def run(self, inputs: Inputs) -> Result:
         if isinstance(inputs, PrefillPlanInputs):
@@ -191,10 +200,19 @@ class UserImplementation:
             sm_scale=inputs.sm_scale,
             causal=inputs.causal,
             kv_scale=inputs.kv_scale,
+            **self._query_scale(inputs),
         )
         result = dcp_decode_result(answer, self.name)
         lse, notes = self._as_declared(result.lse, "dcp-decode")
         return DcpDecodeResult(out=result.out, lse=lse, notes=notes)
+
+    def _query_scale(self, inputs: DcpDecodeInputs) -> dict[str, float | None]:
+        """q_scale, where there is one or the function names it; Unsupported where it takes none."""
+        if inputs.q_scale is None:
+            return {"q_scale": None} if "q_scale" in _arguments(self.function) else {}
+        if reason := self._no_query_scale():
+            raise Unsupported(reason)
+        return {"q_scale": inputs.q_scale}
 
     def _prefill(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         send = _sender(self.options.framework, self._device)
@@ -214,38 +232,30 @@ class UserImplementation:
         )
 
     def _as_declared(self, lse: np.ndarray, suite: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        notes, ours = [], _EMPTY_LSE[suite]
-        if self.options.lse == "base2":
-            lse = (lse * np.asarray(math.log(2), lse.dtype)).astype(lse.dtype)
-            notes.append("lse is declared base 2 and was multiplied by ln 2")
-        if self.options.empty_lse not in (None, ours):
-            # Both signs change places: ours is as wrong in its convention as its own is in ours.
-            lse = np.where(np.isinf(lse), -lse, lse).astype(lse.dtype)
-            notes.append(
-                f"an empty row's lse is declared {self.options.empty_lse} and was turned into "
-                f"{ours}"
-            )
-        return lse, tuple(notes)
+        said = self.options
+        return as_declared(lse, suite, base=said.lse, empty_lse=said.empty_lse)
 
 
 def _suites(function: Callable[..., Any]) -> frozenset[str]:
     """The suites whose telling argument a function names; all where it names none of them: it
     may take anything, and if it doesn't, its own TypeError says which argument it lacks."""
-    try:
-        names = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return frozenset(_TELLING)
+    names = _arguments(function)
     return frozenset(s for s, n in _TELLING.items() if n in names) or frozenset(_TELLING)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
     """Whether a function names an argument, or takes any."""
-    try:
-        arguments = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
+    arguments = _arguments(function)
     kinds = {argument.kind for argument in arguments.values()}
     return name in arguments or inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _arguments(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What a function says that it takes; nothing where it can't say."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def _sender(framework: str, device: str | None) -> Callable[[np.ndarray], Any]:

@@ -41,8 +41,8 @@ def softmax_of(q, keys, values, scale, value_scale):
 
 def decode(
     *, q, kv_cache, block_table, seq_lens, query_start_loc, sm_scale, total_lens, dcp_rank,
-    dcp_world, interleave, causal, kv_scale, rows=None, counts=None, values=None, score_scale=None,
-    value_scale=None, empty_lse=-torch.inf,
+    dcp_world, interleave, causal, kv_scale, q_scale=None, rows=None, counts=None, values=None,
+    score_scale=None, value_scale=None, empty_lse=-torch.inf,
 ):  # fmt: skip
     """(out [T, H, 512] bfloat16, lse [T, H] float32 natural-log).
 
@@ -53,6 +53,7 @@ def decode(
     scale = 1.0 if kv_scale is None else kv_scale
     score_scale = scale if score_scale is None else score_scale
     value_scale = scale if value_scale is None else value_scale
+    score_scale = score_scale if q_scale is None else score_scale * q_scale
     T, H, _ = q.shape
     out = torch.zeros(T, H, 512, dtype=torch.bfloat16, device=q.device)
     lse = torch.full((T, H), -torch.inf, device=q.device)
@@ -73,11 +74,11 @@ def decode(
 
 def dcp_decode(
     q, kv_cache, block_table, seq_lens, query_start_loc, sm_scale, total_lens, dcp_rank,
-    dcp_world, interleave, causal, kv_scale,
+    dcp_world, interleave, causal, kv_scale, q_scale=None,
 ):  # fmt: skip
     return decode(
         q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens,
         query_start_loc=query_start_loc, sm_scale=sm_scale, total_lens=total_lens,
         dcp_rank=dcp_rank, dcp_world=dcp_world, interleave=interleave, causal=causal,
-        kv_scale=kv_scale,
+        kv_scale=kv_scale, q_scale=q_scale,
     )  # fmt: skip

@@ -14,10 +14,11 @@ RANGE = 48
 
 def dcp_decode(
     q, kv_cache, block_table, seq_lens, query_start_loc, sm_scale, total_lens, dcp_rank,
-    dcp_world, interleave, causal, kv_scale,
+    dcp_world, interleave, causal, kv_scale, q_scale=None,
 ):  # fmt: skip
     T, H, _ = q.shape
     scale = 1.0 if kv_scale is None else kv_scale
+    query_scale = 1.0 if q_scale is None else q_scale
     out = torch.zeros(T, H, 512, dtype=torch.bfloat16, device=q.device)
     lse = torch.full((T, H), -torch.inf, device=q.device)
     for t, request, bound in rows_of(query_start_loc, total_lens, causal):
@@ -26,7 +27,7 @@ def dcp_decode(
         if count == 0:
             continue
         keys = keys_of(kv_cache, block_table, request, count)
-        scores = (q[t].float() @ keys.T) * (sm_scale * scale * math.log2(math.e))
+        scores = (q[t].float() @ keys.T) * (sm_scale * query_scale * scale * math.log2(math.e))
         outs, lses = [], []
         for start in reversed(range(0, count, RANGE)):
             here = scores[:, start : start + RANGE]

@@ -125,6 +125,14 @@ def test_scale_of_keys_and_values():
     same_but(values_only, unscaled, "out", "p2")
 
 
+def test_scale_of_queries_ignored():
+    problem = random_problem([30], [2], dtype=torch.float8_e4m3fn)
+    shard = problem.shard() | {"q": problem.q.to(torch.float8_e4m3fn)}
+    ignored = dcp_decode_oracle(**shard, q_scale=0.25, variant=DecodeVariant(q_scale="ignored"))
+    same_but(ignored, dcp_decode_oracle(**shard))
+    same_but(ignored, dcp_decode_oracle(**shard, q_scale=0.25), "out", "lse", "p2")
+
+
 def test_value_columns():
     problem = random_problem([5], [1], heads=1)
     got = oracle(problem, v_offset=64)

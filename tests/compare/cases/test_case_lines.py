@@ -54,6 +54,7 @@ def test_lists_use_plus() -> None:
         ("dcp-decode:lens=9,q=1,page=64,interleave=48", "interleave=48 doesn't divide page=64"),
         ("dcp-decode:lens=9,q=1,h=0", "a whole number from 1 to 128"),
         ("dcp-decode:lens=9,q=1,kv=fp8", "bf16 | e4m3"),
+        ("dcp-decode:lens=9,q=1,q_dtype=e4m3", "q_dtype=e4m3 with kv=bf16; float8 queries go with"),
         ("dcp-decode:lens=9,q=1,data=exact,world=3", "a power of two"),
         (
             "dcp-decode:lens=9,q=4,data=exact,world=8",
@@ -105,7 +106,12 @@ def test_the_default_cases_of_decode_are_those_that_the_fix_was_proven_on_and_mo
     assert {c.world for c in cases} == {1, 2, 4, 8} and {c.interleave for c in cases} == {1, 4, 64}
     assert {c.h for c in cases} >= {128, 64, 16, 6} and {c.page for c in cases} == {32, 64, 128}
     assert {c.data for c in cases} == {"normal", "flat", "peaked", "exact"}
-    assert {c.kv for c in cases} == {"bf16", "e4m3"} and any(not c.causal for c in cases)
+    assert {(c.kv, c.q_dtype) for c in cases} == {
+        ("bf16", "bf16"),
+        ("e4m3", "bf16"),
+        ("e4m3", "e4m3"),
+    }
+    assert any(not c.causal for c in cases)
     assert sum(c.rank == "all" for c in cases) >= 5 and any(c.stale for c in cases)
     assert any(t < q for c in cases for t, q in zip(c.lens, c.q, strict=True))
     assert any(c.keys_of(r, t) == 0 < t for c in cases for r in c.ranks for t in c.lens)

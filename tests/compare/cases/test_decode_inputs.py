@@ -25,6 +25,11 @@ def keys_of(inputs: DcpDecodeInputs, request: int) -> np.ndarray:
     return inputs.kv_cache[pages].reshape(-1, 576)[:length]
 
 
+def true_q(inputs: DcpDecodeInputs) -> np.ndarray:
+    """The queries that the stored ones stand for."""
+    return inputs.q.astype(np.float64) * (inputs.q_scale or 1)
+
+
 def visible_counts(inputs: DcpDecodeInputs, request: int) -> list[int]:
     """How many of a request's keys on this rank each of its tokens sees, counted one by one."""
     start, end = inputs.query_start_loc[request : request + 2]
@@ -44,6 +49,10 @@ def visible_counts(inputs: DcpDecodeInputs, request: int) -> list[int]:
         ),
         ("lens=200,q=5,h=5,page=128,interleave=64,data=exact,seed=3", "a01900d43f31ef11"),
         ("lens=77,q=2,h=2,data=flat,causal=0,sm_scale=0.5", "d5d7086c8bfa34f1"),
+        (
+            "lens=60,q=3,h=2,world=2,kv=e4m3,q_dtype=e4m3,data=peaked,pad_rows=1,seed=4",
+            "d6469daa501564c9",
+        ),
     ],
 )
 def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
@@ -131,10 +140,10 @@ def test_the_promised_bound_is_the_batch_s_maximum_or_what_the_case_says() -> No
 
 
 def test_flat_scores_spread_less_than_a_fifth() -> None:
-    for kv in ("bf16", "e4m3"):
-        inputs = inputs_of(f"lens=2000,q=3,h=4,data=flat,kv={kv}")
+    for dtypes in ("kv=bf16", "kv=e4m3", "kv=e4m3,q_dtype=e4m3"):
+        inputs = inputs_of(f"lens=2000,q=3,h=4,data=flat,{dtypes}")
         keys = keys_of(inputs, 0).astype(np.float64) * (inputs.kv_scale or 1)
-        scores = inputs.q.astype(np.float64) @ keys.T * inputs.sm_scale
+        scores = true_q(inputs) @ keys.T * inputs.sm_scale
         assert 0 < (scores.max(axis=-1) - scores.min(axis=-1)).max() <= 0.2
 
 
@@ -149,6 +158,23 @@ def test_float8_keys_lie_near_those_of_bfloat16() -> None:
     assert np.abs(stored * scale - true).max() <= 2.0**-4 * np.abs(true).max() * 1.01
 
 
+@pytest.mark.parametrize("data", ["normal", "flat", "peaked"])
+def test_float8_queries_lie_near_those_of_bfloat16(data: str) -> None:
+    words = f"lens=200,q=3,h=2,kv=e4m3,data={data}"
+    bf16, e4m3 = inputs_of(words), inputs_of(f"{words},q_dtype=e4m3")
+    assert e4m3.q.dtype == ml_dtypes.float8_e4m3fn and bf16.q_scale is None
+    assert e4m3.kv_cache.tobytes() == bf16.kv_cache.tobytes()
+    stored, true = e4m3.q.astype(np.float64), true_q(bf16)
+    assert 200 < np.abs(stored).max() <= 448  # the scale goes with the data
+    assert np.abs(true_q(e4m3) - true).max() <= 2.0**-4 * np.abs(true).max() * 1.01
+
+
+def test_padded_float8_queries_are_nan() -> None:
+    inputs = inputs_of("lens=30+40,q=2+1,h=2,kv=e4m3,q_dtype=e4m3,pad_rows=3")
+    nan = np.isnan(true_q(inputs)).all(axis=(1, 2))
+    assert nan.tolist() == [False] * 3 + [True] * 3
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -158,6 +184,8 @@ def test_float8_keys_lie_near_those_of_bfloat16() -> None:
         "lens=600+197,q=8+5,h=5,world=2,interleave=64",
         "lens=16+3,q=16+1,h=5,world=1",
         "lens=64+128,q=1+1,h=1,world=2,kv=e4m3",
+        "lens=301+97,q=8+1,h=6,world=2,kv=e4m3,q_dtype=e4m3",
+        "lens=301,q=3,h=4,kv=e4m3,q_dtype=e4m3,sm_scale=1e-05",
     ],
 )
 def test_exact_rows_see_a_power_of_two_of_keys_at_score_zero_on_every_rank(words: str) -> None:
@@ -170,7 +198,7 @@ def test_exact_rows_see_a_power_of_two_of_keys_at_score_zero_on_every_rank(words
             assert (keys[:, :512] == np.round(keys[:, :512])).all()
             first = int(call.query_start_loc[request])
             for token, count in enumerate(visible_counts(call, request)):
-                scores = call.q[first + token].astype(np.float64) @ keys.T * call.sm_scale
+                scores = true_q(call)[first + token] @ keys.T * call.sm_scale
                 assert ((scores == 0) | (scores <= -1000)).all()
                 matched = (scores[:, :count] == 0).sum(axis=1)
                 assert (matched > 0).all() and ((matched & (matched - 1)) == 0).all()

@@ -67,6 +67,12 @@ PADDED_CASES = (
     "dcp-decode:lens=61+43+30,q=5+2+2,h=5,page=16,world=2,rank=1,interleave=4,pad_rows=3,seed=8106",
     "dcp-decode:lens=61+43+3,q=5+2+2,h=5,page=16,world=2,rank=all,pad_rows=2,seed=8107",
 )
+QUERY_CASES = (
+    "dcp-decode:lens=71+43+3,q=7+1+1,h=5,page=16,world=2,rank=1,interleave=4,kv=e4m3,q_dtype=e4m3,"
+    "seed=8108",
+    "dcp-decode:lens=130+77,q=4+7,h=6,world=2,rank=all,kv=e4m3,q_dtype=e4m3,data=flat,seed=8109",
+)
+QUERIES = {"q_scale_ignored": "q-scale-ignored"}
 PADDED = {"padded_rows_run": "padded-rows-not-empty"}
 
 
@@ -95,6 +101,15 @@ def test_padded_rows_that_attend_are_named(case: str):
     verdict = verdict_of("padded_rows_run", Evidence(inputs_of(case)))
     check_named(verdict, PADDED["padded_rows_run"])
     assert verdict.status is Status.SPECIAL
+
+
+@pytest.mark.parametrize("case", QUERY_CASES)
+def test_stored_queries_taken_as_they_are_are_named(case: str):
+    evidence = Evidence(inputs_of(case))
+    check_named(verdict_of("q_scale_ignored", evidence), QUERIES["q_scale_ignored"])
+    for right in ("right_decode", "right_splits"):
+        check_right(verdict_of(right, evidence))
+    check_named(verdict_of("kv_scale_ignored", evidence), "kv-scale-ignored")
 
 
 def check_named(verdict: Verdict, name: str) -> None:
@@ -129,7 +144,9 @@ def test_no_golden_holds_these_cases():
     recorded = (CANDIDATES.parents[1] / "goldens").glob("*/*/manifest.json")
     held = "".join(manifest.read_text() for manifest in recorded)
     assert not [
-        case for case in (*ONE_RANK, *ALL_RANKS, *PADDED_CASES) if str(parse_case(case)) in held
+        case
+        for case in (*ONE_RANK, *ALL_RANKS, *PADDED_CASES, *QUERY_CASES)
+        if str(parse_case(case)) in held
     ]
 
 
@@ -153,7 +170,7 @@ def test_the_documented_size_of_a_fault_is_the_measured_one(line: list[str]):
 
 def test_every_wrong_candidate_has_its_file():
     files = {path.stem for path in CANDIDATES.glob("*.py")}
-    wrong = {*WRONG, *WRONG_ON_ONE_RANK, *WRONG_IN_A_MERGE, *PADDED}
+    wrong = {*WRONG, *WRONG_ON_ONE_RANK, *WRONG_IN_A_MERGE, *PADDED, *QUERIES}
     assert files == {*wrong, "right_decode", "right_splits"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import torch_ref
+from compare.cases.inputs import DcpDecodeInputs
 from compare.run import registry
 from compare.run.cuda_decode import (
     CudaDcpDecode,
@@ -85,7 +87,9 @@ def test_what_a_name_does_not_serve_is_said(name: str, words: str, reason: str |
     ("name", "words", "reason"),
     [
         ("flash_mla", "page=32", "takes pages of 64 keys"),
-        ("flash_mla", "kv=e4m3", "in bf16 only"),
+        ("flash_mla", "kv=e4m3", "kv_cache of torch.float8_e4m3fn: this adapter runs"),
+        ("flash_mla", "kv=e4m3,q_dtype=e4m3", "q of torch.float8_e4m3fn: this adapter runs"),
+        ("flashinfer-fa3", "kv=e4m3,q_dtype=e4m3", "take bf16 queries"),
         ("flashinfer-cute-dsl", "world=2,interleave=4", "deals keys out one by one only"),
         ("flashinfer-cute-dsl", "kv=e4m3", "accepted is one dtype for both"),
         ("flashinfer-fa3", "sm_scale=-1.0", "accepted is a positive number"),
@@ -95,6 +99,25 @@ def test_a_kernel_s_limits_have_its_adapter_s_words(name: str, words: str, reaso
     (make,) = [part for suite, part in registry.TABLE[name].parts.items() if suite == "dcp-decode"]
     case = parse_case(f"dcp-decode:lens=9,q=1,{words}")
     assert reason in str(make("cuda").refuses(case))  # type: ignore[attr-defined]
+
+
+def test_the_kernel_with_one_dtype_for_both_takes_float8_queries_with_float8_keys() -> None:
+    case = parse_case("dcp-decode:lens=9,q=1,kv=e4m3,q_dtype=e4m3")
+    assert "accepted is one dtype" not in str(FlashInferCuteDsl("x", "cuda").refuses(case))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["torch", "xla", "pallas-interpret"])
+def test_float8_queries_stand_for_the_stored_numbers_times_their_scale(name: str) -> None:
+    """The scale may as well be one of sm_scale: the product is what counts."""
+    inputs = make_inputs(parse_case(f"{DECODE},kv=e4m3,q_dtype=e4m3"))
+    assert isinstance(inputs, DcpDecodeInputs) and inputs.q_scale == 5 / 512
+    moved = dataclasses.replace(inputs, q_scale=None, sm_scale=inputs.sm_scale * 5 / 512)
+    ours, same, other = (
+        registry.find(name, "cpu").run(each).lse  # type: ignore[union-attr]
+        for each in (inputs, moved, dataclasses.replace(inputs, q_scale=None))
+    )
+    np.testing.assert_allclose(ours, same, rtol=1e-6)
+    assert np.abs(ours - other).max() > 1
 
 
 def test_references_of_decode_are_the_kernels_then_what_was_recorded(

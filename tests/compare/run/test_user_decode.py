@@ -15,6 +15,7 @@ import torch
 import compare
 from compare.cases.inputs import DcpDecodeInputs
 from compare.run.api import as_inputs
+from compare.run.implementations import Unsupported
 from compare.run.result import DcpDecodeResult, DecodePlanResult
 from compare.run.user import UserImplementation
 from compare.suites import make_inputs, parse_case
@@ -55,6 +56,44 @@ def test_a_function_gets_the_suite_s_arguments_as_torch_tensors_by_keyword() -> 
     assert (seen["dcp_rank"], seen["dcp_world"], seen["interleave"]) == (1, 2, 1)
     assert seen["causal"] is True and seen["kv_scale"] == 3 / 256
     assert seen["sm_scale"] == 576**-0.5
+
+
+FLOAT8_QUERIES = parse_case("dcp-decode:lens=37+5,q=3+1,h=3,kv=e4m3,q_dtype=e4m3")
+
+
+def test_float8_queries_are_for_functions_that_take_their_scale() -> None:
+    seen: list[Any] = []
+
+    def named(q, block_table, q_scale, **_):
+        seen.append((q.dtype, q_scale))
+        return answer(q)
+
+    def any_more(q, block_table, **more):
+        seen.append((q.dtype, more.get("q_scale", "none was given")))
+        return answer(q)
+
+    for function in (named, any_more):
+        assert UserImplementation(function).supports(FLOAT8_QUERIES) is None
+        run(function, FLOAT8_QUERIES)
+        run(function)
+    scaled = (torch.float8_e4m3fn, 5 / 512)
+    assert seen == [
+        scaled, (torch.bfloat16, None), scaled, (torch.bfloat16, "none was given"),
+    ]  # fmt: skip
+
+
+def test_a_function_without_q_scale_is_given_no_float8_queries() -> None:
+    def decode(
+        q, kv_cache, block_table, seq_lens, query_start_loc, sm_scale, total_lens,
+        dcp_rank, dcp_world, interleave, causal, kv_scale,
+    ):  # fmt: skip
+        return answer(q)
+
+    sentence = "takes no argument 'q_scale', so it isn't for float8 queries"
+    assert sentence in str(UserImplementation(decode).supports(FLOAT8_QUERIES))
+    assert UserImplementation(decode).supports(CASE) is None
+    with pytest.raises(Unsupported, match=sentence):
+        run(decode, FLOAT8_QUERIES)
 
 
 @pytest.mark.parametrize("framework", ["jax", "numpy"])
@@ -170,6 +209,8 @@ def test_tensors_of_one_s_own_are_inputs_of_decode() -> None:
     assert (made.dcp_rank, made.dcp_world, made.causal, made.shards) == (0, 2, True, None)
     with pytest.raises(ValueError, match="total_lens is missing; dcp-decode needs it"):
         as_inputs("dcp-decode", {**given, "total_lens": None, "sm_scale": 1})
+    with pytest.raises(ValueError, match="max_query_len: 2; accepted: 3 and more, the longest"):
+        as_inputs("dcp-decode", {**given, "sm_scale": 1, "max_query_len": 2})
     with pytest.raises(ValueError, match="the nearest is 'kv_scale'"):
         as_inputs("dcp-decode", {**given, "sm_scale": 1, "kv_scales": 1})
     with pytest.raises(ValueError, match="there is no argument of dcp-decode 'shards'"):
