@@ -33,7 +33,7 @@ def shape_of(value: Any, name: str, axes: str, dtypes: Sequence[str]) -> tuple[i
         raise ValueError(f"{name} must be {expected}; got {got}")
     shape = tuple(int(extent) for extent in value.shape)
     for form in axes.split(" or "):
-        wanted = form.strip("[] ").split(", ")
+        wanted = [axis for axis in form.strip("[] ").split(", ") if axis]
         if len(wanted) == len(shape) and all(
             extent == 1 for axis, extent in zip(wanted, shape, strict=True) if axis == "1"
         ):

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl import backends
 from jax_impl.arrays import is_traced
-from jax_impl.kv_cache import xla
+from jax_impl.kv_cache import kernel_sm90, xla
 from jax_impl.kv_cache.arguments import Arguments, check
 from jax_impl.kv_cache.paged import PagedKV
 
@@ -95,12 +96,31 @@ def gather_kv_into(
 
 
 def _gather_xla(arguments: Arguments) -> jax.Array:
-    return xla.gather(*_operands(arguments)[:4], arguments.workspace, _offset(arguments))
+    return xla.gather(*_operands(arguments))
 
 
 def _gather_xla_into(arguments: Arguments) -> None:
     workspace = arguments.workspace
     workspace[...] = _gather_xla(arguments._replace(workspace=workspace[...]))
+
+
+def _gather_pallas(arguments: Arguments) -> jax.Array:
+    return kernel_sm90.gather(*_operands(arguments))
+
+
+def _gather_pallas_into(arguments: Arguments) -> None:
+    kernel_sm90.gather_into(*_operands(arguments))
+
+
+def _gather_interpreted(arguments: Arguments) -> jax.Array:
+    operands = _operands(arguments)
+    if not is_traced(*jax.tree.leaves(operands)):
+        operands = jax.device_put(operands, jax.local_devices(backend="cpu")[0])
+    return kernel_sm90.gather(*operands, interpret=plgpu.InterpretGPUParams())
+
+
+def _gather_interpreted_into(arguments: Arguments) -> None:
+    kernel_sm90.gather_into(*_operands(arguments), interpret=plgpu.InterpretGPUParams())
 
 
 def _operands(arguments: Arguments) -> tuple[Any, ...]:
@@ -109,12 +129,18 @@ def _operands(arguments: Arguments) -> tuple[Any, ...]:
         arguments.block_table,
         arguments.seq_lens,
         arguments.gather_lens,
+        arguments.workspace,
+        jnp.asarray(arguments.offset, jnp.int32),
     )
 
 
-def _offset(arguments: Arguments) -> jax.Array:
-    return jnp.asarray(arguments.offset, jnp.int32)
-
-
-_GATHER = {"xla": _gather_xla}
-_GATHER_INTO = {"xla": _gather_xla_into}
+_GATHER = {
+    "xla": _gather_xla,
+    "pallas": _gather_pallas,
+    "pallas-interpret": _gather_interpreted,
+}
+_GATHER_INTO = {
+    "xla": _gather_xla_into,
+    "pallas": _gather_pallas_into,
+    "pallas-interpret": _gather_interpreted_into,
+}

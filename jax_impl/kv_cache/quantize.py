@@ -49,9 +49,7 @@ class Encoded(NamedTuple):
 def encode(values: Float[Array, "N columns"], quantised: Quantised, rule: ScaleRule) -> Encoded:
     """Quantises float32 or bfloat16 values (spec 2.6).
 
-    Values beyond 448 * scale are stored as +-448, never as the NaN that a plain cast to
-    float8_e4m3fn makes of them. A group with a NaN or an infinity becomes NaN as a whole, in
-    its codes and its scale.
+    A group with a NaN or an infinity becomes NaN as a whole, in its codes and its scale.
     """
     groups = values.astype(jnp.float32).reshape(-1, quantised.groups, quantised.group)
     largest = jnp.abs(groups).max(axis=-1)
@@ -62,15 +60,19 @@ def encode(values: Float[Array, "N columns"], quantised: Quantised, rule: ScaleR
         scale = power_of_two(exponent)
         scaled = groups * power_of_two(-exponent)[..., None]  # exact, as a division would be
     else:
-        scale = amax / E4M3_MAX
-        scaled = groups / scale[..., None]
-    codes = jnp.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
-    codes = lax.bitcast_convert_type(codes, jnp.uint8)
-    codes = jnp.where(finite[..., None], codes, jnp.uint8(_NAN_CODE))
+        scale = _divided(amax, jnp.float32(E4M3_MAX))
+        scaled = _divided(groups, scale[..., None])
+    codes = jnp.where(finite[..., None], e4m3_codes(scaled), jnp.uint8(_NAN_CODE))
     scale_bits = lax.bitcast_convert_type(jnp.where(finite, scale, jnp.nan), jnp.int32)
     return Encoded(
         codes.reshape(-1, quantised.columns), _stored_scales(scale_bits, quantised.scale_kind)
     )
+
+
+def _divided(values: jax.Array, by: jax.Array) -> jax.Array:
+    """values / by, rounded once. XLA multiplies by the reciprocal where it sees that many values
+    have one divisor."""
+    return values / lax.optimization_barrier(jnp.broadcast_to(by, values.shape))
 
 
 def _stored_scales(scale_bits: Int[Array, "N groups"], kind: ScaleKind) -> UInt8[Array, "N bytes"]:
@@ -84,6 +86,15 @@ def _stored_scales(scale_bits: Int[Array, "N groups"], kind: ScaleKind) -> UInt8
 def bf16_bits(values: Float[Array, "*rest"]) -> UInt16[Array, "*rest"]:
     """The bits of values rounded to bfloat16."""
     return lax.bitcast_convert_type(values.astype(jnp.bfloat16), jnp.uint16)
+
+
+def e4m3_codes(values: Float[Array, "*rest"]) -> UInt8[Array, "*rest"]:
+    """The nearest float8_e4m3fn numbers, halves to even; beyond +-448 it is +-448.
+
+    A plain cast makes NaN of 465 and more.
+    """
+    held = jnp.clip(values, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
+    return lax.bitcast_convert_type(held, jnp.uint8)
 
 
 def scale_exponent(amax: Float[Array, "*rest"]) -> Int[Array, "*rest"]:

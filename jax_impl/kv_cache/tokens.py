@@ -86,9 +86,9 @@ def row_bits(
     """Bits of bfloat16 rows. For use inside jit: pages and tokens outside act as the nearest."""
     layout = paged.layout
     if layout.quantised is None:
-        words = lax.bitcast_convert_type(paged.cache, jnp.uint16)
         page = jnp.clip(page, 0, paged.num_pages - 1)
-        return words[page, jnp.clip(token, 0, paged.page_size - 1)]
+        rows = paged.cache[page, jnp.clip(token, 0, paged.page_size - 1)]
+        return lax.bitcast_convert_type(rows, jnp.uint16)
     codes = _field(paged, layout.quantised.codes, page, token)
     scales = _field(paged, layout.quantised.scales, page, token)
     plain = _field(paged, layout.plain, page, token)

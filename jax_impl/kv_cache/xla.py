@@ -34,26 +34,26 @@ def gather(
     """Everything has at least one element."""
     requests, num_rows, width = workspace.shape
     block = min(BLOCK_ROWS, num_rows)
-    # As bits: a bfloat16 that passes through arithmetic may come out as another NaN.
-    words = lax.bitcast_convert_type(workspace, jnp.uint16)
 
-    def gather_request(b: jax.Array, words: jax.Array) -> jax.Array:
+    def gather_request(b: jax.Array, workspace: jax.Array) -> jax.Array:
         rows = GatheredRows(seq_lens[b], gather_lens[b], offset, num_rows)
 
-        def gather_block(i: jax.Array, words: jax.Array) -> jax.Array:
+        def gather_block(i: jax.Array, workspace: jax.Array) -> jax.Array:
             # The last block of a workspace overlaps the one before, and writes the same again.
             first = jnp.minimum(rows.first + i * block, num_rows - block)
             row = first + jnp.arange(block)
             position = rows.position(row)
             column = jnp.clip(position // paged.page_size, 0, block_table.shape[1] - 1)
-            page = block_table[b, column]
-            token = position % paged.page_size
+            new = row_bits(paged, block_table[b, column], position % paged.page_size)
+            # As bits: a bfloat16 that is selected may come out as another NaN.
             here = (b, first, jnp.int32(0))
-            old = lax.dynamic_slice(words, here, (1, block, width))
-            new = jnp.where(rows.has(row)[:, None], row_bits(paged, page, token), old[0])
-            return lax.dynamic_update_slice(words, new[None], here)
+            old = lax.dynamic_slice(workspace, here, (1, block, width))
+            old = lax.bitcast_convert_type(old, jnp.uint16)
+            bits = jnp.where(rows.has(row)[:, None], new, old)
+            return lax.dynamic_update_slice(
+                workspace, lax.bitcast_convert_type(bits, jnp.bfloat16), here
+            )
 
-        return lax.fori_loop(0, -(-rows.count // block), gather_block, words)
+        return lax.fori_loop(0, -(-rows.count // block), gather_block, workspace)
 
-    words = lax.fori_loop(0, requests, gather_request, words)
-    return lax.bitcast_convert_type(words, jnp.bfloat16)
+    return lax.fori_loop(0, requests, gather_request, workspace)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.jax_impl.kv_cache.model import CPU_BACKENDS
+
+
+@pytest.fixture(params=CPU_BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
