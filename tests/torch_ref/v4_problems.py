@@ -117,14 +117,15 @@ def v4_problem(
     chunk_size: int = 2,
     max_model_len: int | None = None,
     max_num_batched_tokens: int | None = None,
+    size: float = 1.0,
     seed: int = 0,
 ) -> V4Problem:
-    """N(0, 1) queries and keys; a token lists visible entries in random order, -1 behind them."""
+    """N(0, 1) queries and keys, these times size; a token lists visible entries in random order."""
     g = torch.Generator().manual_seed(seed)
     n, T = len(seq), sum(q)
 
     def rows(counts: Sequence[int]) -> list[Tensor]:
-        return [torch.randn(c, 512, generator=g).bfloat16() for c in counts]
+        return [(torch.randn(c, 512, generator=g) * size).bfloat16() for c in counts]
 
     swa, swa_table, positions = _cache(kv_format, rows(seq), page, g)
     arguments: dict[str, Any] = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import BFloat16, Float32, Int32
@@ -22,6 +23,8 @@ from torch import Tensor
 from torch_ref.cuda.flash_mla_builds import Build, look_for_build
 from torch_ref.prefill import SparsePrefillResult
 from torch_ref.prefill_inputs import VALUE_WIDTH, PrefillInputs, check_inputs
+from torch_ref.v4_prefill_pipeline import V4PrefillResult
+from torch_ref.v4_prefill_pipeline import v4_prefill as pipeline
 
 _FUNCTION = "flash_mla_sparse_fwd"
 _PARAMETERS = ("attn_sink", "topk_length")
@@ -93,6 +96,23 @@ def sparse_prefill(
     if reason is not None or build is None:
         raise NotImplementedError(reason or "no FlashMLA build is importable")
     return call_padded(build, inputs, legacy=_wants_legacy(build, D))
+
+
+def v4_prefill(*arguments: Any, **keywords: Any) -> tuple[V4PrefillResult, tuple[str, ...]]:
+    """torch_ref.v4_prefill on CUDA tensors with this kernel for the attention of each chunk.
+
+    Arguments and results are torch_ref.v4_prefill's, but for attend; the stages before are eager
+    torch. A chunk without query tokens (rules="vllm-0.33.0") is sent to the kernel as the engine
+    sends it: the kernel's RuntimeError comes through. Errors are also those of sparse_prefill here.
+    """
+    notes: dict[str, None] = {}
+
+    def attend(*inputs: Any, **options: Any) -> SparsePrefillResult:
+        result, changes = sparse_prefill(*inputs, **options, allow_empty=True)
+        notes.update(dict.fromkeys(changes))
+        return result
+
+    return pipeline(*arguments, **keywords, attend=attend), tuple(notes)
 
 
 def call_padded(

@@ -60,6 +60,16 @@ def look_for_build(
     return None, tuple(tried)
 
 
+def plans_while_launching(build: Build) -> bool:
+    """Whether its get_mla_metadata gives an empty schedule, which the first launch fills."""
+    metadata = getattr(build.module, "get_mla_metadata", None)
+    return metadata is not None and all(
+        parameter.default is not parameter.empty
+        or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in inspect.signature(metadata).parameters.values()
+    )
+
+
 def _describe(
     module: Any, package: str, function: Callable[..., Any], takes_use_legacy: bool
 ) -> Build:

@@ -11,7 +11,6 @@ is called.
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import torch
@@ -27,7 +26,7 @@ from torch_ref.cuda.decode_batch import (
     why_not_whole,
     without_a_launch,
 )
-from torch_ref.cuda.flash_mla_builds import Build, look_for_build
+from torch_ref.cuda.flash_mla_builds import Build, look_for_build, plans_while_launching
 from torch_ref.decode import DecodeResult
 from torch_ref.decode_inputs import VALUE_WIDTH, DecodeInputs
 
@@ -187,12 +186,7 @@ def _no_kernel() -> str | None:
             f"{build.name} {build.version} was built without its legacy kernels, of which dense "
             "decode is one"
         )
-    metadata = getattr(build.module, "get_mla_metadata", None)
-    if metadata is None or any(
-        parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        for parameter in inspect.signature(metadata).parameters.values()
-    ):
+    if not plans_while_launching(build):
         return (
             f"{build.name} {build.version} is too old: its get_mla_metadata wants lengths, where "
             "this adapter has the first launch fill an empty schedule"

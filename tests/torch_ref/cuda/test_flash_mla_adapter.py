@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from torch_ref import sparse_prefill
+from tests.torch_ref.v4_problems import v4_problem
+from torch_ref import sparse_prefill, v4_prefill
 from torch_ref.cuda import flash_mla_adapter as adapter
 from torch_ref.prefill_inputs import check_inputs
 
@@ -205,3 +206,25 @@ def test_without_a_gpu_a_call_is_not_implemented(monkeypatch, make):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(NotImplementedError, match="needs a CUDA GPU"):
         adapter.sparse_prefill(**make.random().keywords())
+
+
+def test_v4_prefill_gives_each_chunk_of_the_pipeline_to_the_kernel(hopper, install):
+    install("flash_mla", sgl())
+    problem = v4_problem([40, 0, 33, 300], [5, 0, 1, 20], ratio=4, heads=2)
+    result, notes = adapter.v4_prefill(**problem.everything, keep_stages=True)
+    want = v4_prefill(**problem.everything, keep_stages=True)
+    torch.testing.assert_close(result.out, want.out, rtol=2**-7, atol=2**-8)
+    torch.testing.assert_close(result.lse, want.lse, rtol=0, atol=2e-6)
+    assert result.plan == want.plan and len(result.plan) > 1 and result.stages is not None
+    assert last_call()["kv"].data_ptr() == result.stages[-1].workspace.data_ptr()
+    assert torch.equal(last_call()["length"], result.stages[-1].lengths)
+    assert notes == ("heads padded from 2 to 64 (zero queries, sink -inf)",)
+
+
+def test_v4_prefill_sends_an_empty_chunk_as_the_engine_does(hopper, install):
+    install("flash_mla", sgl())
+    problem = v4_problem([40, 40], [0, 5], chunk_size=1, max_num_batched_tokens=16)
+    with pytest.raises(RuntimeError, match="assertion"):
+        adapter.v4_prefill(**problem.everything, rules="vllm-0.33.0")
+    result, _ = adapter.v4_prefill(**problem.everything)
+    assert [chunk.start for chunk in result.plan] == [1]
