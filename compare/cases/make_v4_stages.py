@@ -44,8 +44,8 @@ def _combine(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument]:
         "topk": batch.listed,
         "workspace_rows": compressed + gathered,
         "compressed_rows": compressed,
-        "left": None,
-        "right": None,
+        "image_left": None,
+        "image_right": None,
         "max_image_tokens": batch.max_image,
     }
     if batch.images:
@@ -54,7 +54,7 @@ def _combine(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument]:
             batch.reach(i, p) for i, p in zip(request.tolist(), position.tolist(), strict=True)
         ]
         left, right = np.array(reach, np.int32).reshape(-1, 2).T
-        arguments |= {"left": left.copy(), "right": right.copy()}
+        arguments |= {"image_left": left.copy(), "image_right": right.copy()}
     return arguments
 
 

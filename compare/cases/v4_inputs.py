@@ -100,8 +100,9 @@ class V4StagesInputs:
 
     combine (spec 2.8): topk_indices [T, topk'], query_start_loc [n + 1] (may begin above 0),
         seq_lens [n], gather_lens [n], window, compress_ratio, topk (0: none of topk_indices is
-        used), workspace_rows M, compressed_rows N; left, right [T] (None: no images): how many
-        positions of its image each token has before and after its own, and max_image_tokens.
+        used), workspace_rows M, compressed_rows N; image_left, image_right [T] (None: no images):
+        how many positions of its image each token has before and after its own, and
+        max_image_tokens.
     global_topk (spec 2.9): topk_indices [T, topk] with -1 behind each row's entries,
         token_to_request [T], block_table [n, columns], page_size, is_valid_token bool [T].
     gather (spec 2.7): cache uint8 [pages, page stride] or bfloat16 [pages, P, 512], page_size,

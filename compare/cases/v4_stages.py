@@ -9,7 +9,12 @@ from compare.cases.case import Case, CaseError, case_field, integer, integers, w
 from compare.cases.dcp_decode import integer_or
 from compare.cases.v4_prefill import IMAGES, Image, V4PrefillCase
 
-STAGES = ("combine", "global_topk", "gather")
+STAGES = {
+    "combine": ("indices", "lengths"),
+    "global_topk": ("slots", "lengths"),
+    "gather": ("workspace",),
+}
+"""By stage: the names of what it gives back."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +35,7 @@ class V4StagesCase(Case):
 
     suite: ClassVar[str] = "v4-stages"
 
-    stage: str = case_field("combine", word(*STAGES))
+    stage: str = case_field("none", word(*STAGES))
     record: int | str = case_field("none", integer_or("none", 0))
     seq: tuple[int, ...] = case_field((), integers(0))
     q: tuple[int, ...] = case_field((), integers(0))
@@ -79,6 +84,8 @@ class V4StagesCase(Case):
         return case
 
     def check(self) -> None:
+        if self.stage not in STAGES:
+            raise CaseError(f"v4-stages: stage is missing; accepted: {' | '.join(STAGES)}")
         if self.recorded:
             plain = V4StagesCase(stage=self.stage, record=self.record)
             if self != plain:

@@ -8,17 +8,9 @@ is a DamagedGolden, never a quiet result.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-
-import numpy as np
 
 from compare.cases.case import Case
-from compare.cases.inputs import (
-    DcpDecodeInputs,
-    Inputs,
-    PrefillPlanInputs,
-    SparsePrefillInputs,
-)
+from compare.cases.inputs import Inputs, PrefillPlanInputs
 from compare.run.implementations import Unsupported
 from compare.run.result import (
     DcpDecodeResult,
@@ -26,22 +18,27 @@ from compare.run.result import (
     PlanResult,
     Result,
     SparsePrefillResult,
+    V4PrefillResult,
 )
+from compare.tools.golden_files import read_entry
 from compare.tools.golden_format import (
     ENTRIES,
     MANIFEST,
     DamagedGolden,
     DecodeEntry,
+    FileEntry,
     Manifest,
     PlanEntry,
-    PrefillEntry,
-    TensorRecord,
+    StagesEntry,
+    TensorEntry,
+    UnknownGolden,
+    V4PrefillEntry,
     find_golden,
     goldens_folders,
     read_manifest,
 )
 from compare.tools.golden_record import KernelNotHere, Recording, RecordingRefused, record
-from compare.tools.tensor_file import read_tensors
+from compare.tools.golden_stages import recorded_result
 
 __all__ = [
     "DamagedGolden",
@@ -54,10 +51,6 @@ __all__ = [
     "golden_cases",
     "record",
 ]
-
-
-class UnknownGolden(LookupError):
-    """No results are recorded under that name; the message says which names there are."""
 
 
 class GoldenImplementation:
@@ -116,18 +109,22 @@ class GoldenImplementation:
         if isinstance(entry, PlanEntry):
             assert isinstance(inputs, PrefillPlanInputs)
             return _plan(entry, inputs, self.manifest.source)
-        assert isinstance(inputs, SparsePrefillInputs | DcpDecodeInputs)
         self._check_inputs(entry, inputs)
-        return self._load(entry)
+        made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
+        notes = (made, *entry.notes)
+        if isinstance(entry, StagesEntry):
+            return recorded_result(self.folder, entry, inputs, notes)
+        assert isinstance(entry, TensorEntry)
+        tensors = read_entry(self.folder, entry, entry.names)
+        if isinstance(entry, DecodeEntry):
+            return DcpDecodeResult(**tensors, parts=entry.parts, notes=notes)
+        kind = V4PrefillResult if isinstance(entry, V4PrefillEntry) else SparsePrefillResult
+        return kind(**tensors, notes=notes)
 
-    def _check_inputs(
-        self,
-        entry: PrefillEntry | DecodeEntry,
-        inputs: SparsePrefillInputs | DcpDecodeInputs,
-    ) -> None:
+    def _check_inputs(self, entry: FileEntry, inputs: Inputs) -> None:
         from compare.cases.streams import GENERATOR_VERSION
 
-        if entry.generator_version != GENERATOR_VERSION:
+        if entry.generator_version not in ("", GENERATOR_VERSION):
             raise DamagedGolden(
                 f"{self.folder / MANIFEST} recorded {entry.case} from inputs of generator version "
                 f"{entry.generator_version} and this one has version {GENERATOR_VERSION}: "
@@ -139,27 +136,6 @@ class GoldenImplementation:
                 f"{self.folder / MANIFEST} recorded {entry.case} from inputs with SHA-256 "
                 f"{entry.input_sha256[:12]} and these have {found[:12]}: it isn't the same case"
             )
-
-    def _load(self, entry: PrefillEntry | DecodeEntry) -> SparsePrefillResult | DcpDecodeResult:
-        path = self.folder / entry.file
-        try:
-            tensors, _ = read_tensors(path)
-        except ValueError as error:
-            raise DamagedGolden(f"{path} is damaged: {error}") from error
-        held, named = ", ".join(sorted(tensors)), ", ".join(sorted(entry.tensors))
-        expected_names = ", ".join(entry.names)
-        if not held == named == expected_names:
-            raise DamagedGolden(
-                f"{path} is damaged: it holds the tensors {held}, its manifest names {named}; "
-                f"expected are {expected_names}"
-            )
-        for name, expected in entry.tensors.items():
-            _check_tensor(path, name, tensors[name], expected)
-        made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
-        notes = (made, *entry.notes)
-        if isinstance(entry, DecodeEntry):
-            return DcpDecodeResult(**tensors, parts=entry.parts, notes=notes)
-        return SparsePrefillResult(**tensors, notes=notes)
 
 
 def available() -> list[str]:
@@ -176,20 +152,6 @@ def available() -> list[str]:
 def golden_cases(name: str) -> tuple[str, ...]:
     """The case lines that are recorded under DEVICE/KERNEL. Raises UnknownGolden, DamagedGolden."""
     return tuple(entry.case for entry in GoldenImplementation(name).manifest.entries)
-
-
-def _check_tensor(path: Path, name: str, found: np.ndarray, expected: TensorRecord) -> None:
-    is_, should_be = TensorRecord.of(found), expected
-    if (is_.dtype, is_.shape) != (should_be.dtype, should_be.shape):
-        raise DamagedGolden(
-            f"{path} is damaged: {name} is {is_.dtype} {list(is_.shape)} where the manifest says "
-            f"{should_be.dtype} {list(should_be.shape)}"
-        )
-    if is_.sha256 != should_be.sha256:
-        raise DamagedGolden(
-            f"{path} is damaged: {name} has SHA-256 {is_.sha256[:12]} where the manifest says "
-            f"{should_be.sha256[:12]}"
-        )
 
 
 def _plan(entry: PlanEntry, inputs: PrefillPlanInputs, source: str) -> PlanResult:

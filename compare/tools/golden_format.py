@@ -1,13 +1,15 @@
 """The format of recorded results: goldens/DEVICE/KERNEL/manifest.json and a safetensors file a
 case.
 
-A manifest holds what was recorded, by what and from which inputs; inputs themselves are never
-stored, since a case makes the same bytes on every machine. Its entries stand one on a line. Each is
+A manifest holds what was recorded, by what and from which inputs; inputs themselves aren't stored,
+since a case makes the same bytes on every machine (but for calls of a single stage that were
+recorded elsewhere). Its entries stand one on a line. Each is
 sealed: its `sha256` is over the entry's own content, so that a change by hand shows.
 
-A case of sparse prefill has the tensors max_logits and lse of every row (float32 [T, H]) and `out`
-(bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H + head); one of dcp-decode has the
-same but max_logits. A case of prefill-plan has its rows (start, end, N, M) in the manifest.
+A case of sparse prefill or of the whole V4 prefill path has the tensors max_logits and lse of every
+row (float32 [T, H]) and `out` (bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H +
+head); one of dcp-decode has the same but max_logits. One of a single stage has the stage's arrays
+whole, see golden_stages.py. A case of prefill-plan has its rows (start, end, N, M) in the manifest.
 """
 
 from __future__ import annotations
@@ -34,6 +36,11 @@ class DamagedGolden(RuntimeError):
     with the file and what differs. The run ends with exit status 3."""
 
 
+class UnknownGolden(LookupError):
+    """No results are recorded under that name, or not of that call; the message says which there
+    are."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorRecord:
     """One tensor of a case's file. sha256: of its dense little-endian bytes."""
@@ -48,16 +55,11 @@ class TensorRecord:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorEntry:
-    """One recorded case with tensors; a subclass says of which suite, and which tensors.
-
-    build: the kernel's distribution and version. rows: how many (token, head) rows `out` holds, of
-    how many, and how many of those held are special. out_sha256: of the whole out, which isn't
-    stored.
-    """
+class FileEntry:
+    """One recorded case with a file of tensors. generator_version: of the inputs' generator.
+    build: the kernel's distribution and version."""
 
     suite: ClassVar[str]
-    names: ClassVar[tuple[str, ...]]
 
     case: str
     file: str
@@ -69,8 +71,6 @@ class TensorEntry:
     cuda: str
     revision: str
     input_sha256: str
-    out_sha256: str
-    rows: Mapping[str, int]
     tensors: Mapping[str, TensorRecord]
     notes: tuple[str, ...] = ()
 
@@ -84,11 +84,28 @@ class TensorEntry:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorEntry(FileEntry):
+    """One recorded case of attention; a subclass says of which suite, and which tensors.
+
+    rows: how many (token, head) rows `out` holds, of how many, and how many of those held are
+    special. out_sha256: of the whole out, which isn't stored.
+    """
+
+    out_sha256: str
+    rows: Mapping[str, int]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that a case's file must hold."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillEntry(TensorEntry):
     """One recorded case of sparse prefill."""
 
     suite: ClassVar[str] = "sparse-prefill"
-    names: ClassVar[tuple[str, ...]] = ("lse", "max_logits", "out", "out_rows")
+    names = ("lse", "max_logits", "out", "out_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,9 +113,31 @@ class DecodeEntry(TensorEntry):
     """One recorded case of DCP decode. parts: as in DcpDecodeResult."""
 
     suite: ClassVar[str] = "dcp-decode"
-    names: ClassVar[tuple[str, ...]] = ("lse", "out", "out_rows")
+    names = ("lse", "out", "out_rows")
 
     parts: str = "float32"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class V4PrefillEntry(TensorEntry):
+    """One recorded case of the whole V4 prefill path; max_logits of a kernel that returns them."""
+
+    suite: ClassVar[str] = "v4-prefill"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("lse", *(["max_logits"] if "max_logits" in self.tensors else []), "out", "out_rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagesEntry(FileEntry):
+    """One recorded call of a single stage. numbers: those of its arguments that aren't arrays, of
+    a call that was recorded with its inputs; generator_version is empty then."""
+
+    suite: ClassVar[str] = "v4-stages"
+
+    stage: str
+    numbers: Mapping[str, int | str | None] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,9 +157,10 @@ class PlanEntry:
         return cls(**{**words, "plan": plan})
 
 
-Entry = PrefillEntry | DecodeEntry | PlanEntry
-ENTRIES: dict[str, type[PrefillEntry] | type[DecodeEntry] | type[PlanEntry]] = {
-    entry.suite: entry for entry in (PrefillEntry, DecodeEntry, PlanEntry)
+Entry = FileEntry | PlanEntry
+ENTRIES: dict[str, type[FileEntry] | type[PlanEntry]] = {
+    entry.suite: entry
+    for entry in (PrefillEntry, DecodeEntry, V4PrefillEntry, StagesEntry, PlanEntry)
 }
 
 

@@ -14,37 +14,35 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compare.cases.case import Case
-from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.judging.verdict import Status
 from compare.report.environment import REVISION_VARIABLE
 from compare.run.implementations import Implementation, Unsupported
-from compare.run.result import DcpDecodeResult, SparsePrefillResult
+from compare.run.result import SparsePrefillResult, V4StagesResult
+from compare.tools.golden_entry import RecordedInputs, RecordedResult, entry_of
 from compare.tools.golden_format import (
     MANIFEST,
     DecodeEntry,
     Entry,
+    FileEntry,
     Manifest,
     PrefillEntry,
-    TensorEntry,
-    TensorRecord,
-    array_sha256,
-    file_name,
+    StagesEntry,
+    V4PrefillEntry,
     read_manifest,
     write_manifest,
 )
-from compare.tools.golden_rows import choose_rows
-from compare.tools.tensor_file import tensor_bytes, write_bytes
+from compare.tools.tensor_file import write_bytes
 
 LARGEST_CASE = 1_000_000  # bytes
-LARGEST_FOLDER = {PrefillEntry.suite: 6_000_000, DecodeEntry.suite: 2_000_000}
+LARGEST_FOLDER = {
+    PrefillEntry.suite: 6_000_000,
+    DecodeEntry.suite: 2_000_000,
+    V4PrefillEntry.suite: 2_000_000,
+    StagesEntry.suite: 1_000_000,
+}
 _ROOT = Path(__file__).parents[2]
-
-TensorInputs = SparsePrefillInputs | DcpDecodeInputs
-TensorResult = SparsePrefillResult | DcpDecodeResult
 
 
 class RecordingRefused(RuntimeError):
@@ -81,8 +79,8 @@ def record(
     device: str | None = None,
     force: bool = False,
 ) -> Recording:
-    """Records what an implementation of sparse prefill or of DCP decode gives for each case, under
-    goldens' format.
+    """Records what an implementation gives for each case of a suite with tensors, under goldens'
+    format.
 
     implementation: a name of the registry, or the implementation itself. out_dir: the folder
     DEVICE/KERNEL; its last two parts become the name. A case whose result is there already, from
@@ -194,51 +192,24 @@ def _found(implementation: str | Implementation, device: str | None) -> Implemen
     return find(implementation, device)
 
 
-def _inputs(case: Case) -> TensorInputs:
+def _inputs(case: Case) -> RecordedInputs:
     from compare.suites import make_inputs
 
     inputs = make_inputs(case)
-    assert isinstance(inputs, TensorInputs)  # _manifest has looked at the suite
+    assert isinstance(inputs, RecordedInputs)  # _manifest has looked at the suite
     return inputs
 
 
 def _record_case(
-    kernel: Implementation, case: Case, inputs: TensorInputs, facts: dict[str, Any]
-) -> tuple[PrefillEntry | DecodeEntry, bytes]:
+    kernel: Implementation, case: Case, inputs: RecordedInputs, facts: dict[str, Any]
+) -> tuple[FileEntry, bytes]:
     """The entry and the file's content of one case."""
-    from compare.cases.streams import GENERATOR_VERSION
-
     result = _run(kernel, case, inputs)
     _check_verdict(case, inputs, result)
-    line = str(case)
-    total = result.lse.size
-    rows, special = choose_rows(inputs, result.lse, getattr(case, "seed", 0))
-    tensors = {
-        "lse": np.asarray(result.lse),
-        "out": result.out.reshape(total, 512)[rows],
-        "out_rows": rows,
-    }
-    if isinstance(result, SparsePrefillResult):
-        tensors = {"max_logits": np.asarray(result.max_logits), **tensors}
-    content = tensor_bytes(tensors, {"case": line})
-    kind = PrefillEntry
-    if isinstance(result, DcpDecodeResult):
-        kind, facts = DecodeEntry, {**facts, "parts": result.parts}
-    entry = kind(
-        case=line,
-        file=file_name(line),
-        generator_version=GENERATOR_VERSION,
-        input_sha256=inputs.sha256(),
-        out_sha256=array_sha256(result.out),
-        rows={"kept": len(rows), "special": special, "of": total},
-        tensors={name: TensorRecord.of(array) for name, array in tensors.items()},
-        notes=result.notes,
-        **facts,
-    )
-    return entry, content
+    return entry_of(case, inputs, result, facts)
 
 
-def _run(kernel: Implementation, case: Case, inputs: TensorInputs) -> TensorResult:
+def _run(kernel: Implementation, case: Case, inputs: RecordedInputs) -> RecordedResult:
     if reason := kernel.supports(case):
         raise _Skipped(reason)
     try:
@@ -247,7 +218,9 @@ def _run(kernel: Implementation, case: Case, inputs: TensorInputs) -> TensorResu
         raise _Skipped(str(reason)) from reason
     except Exception as error:  # an implementation may fail in any way; the other cases go on
         raise _Refused(f"it raised {type(error).__name__}: {error}") from error
-    assert isinstance(result, TensorResult)
+    assert isinstance(result, RecordedResult)
+    if isinstance(result, V4StagesResult):
+        return result
     if isinstance(result, SparsePrefillResult) and result.max_logits is None:
         raise _Refused("a recording needs max_logits and the whole of out")
     if result.out_rows is not None:
@@ -255,7 +228,7 @@ def _run(kernel: Implementation, case: Case, inputs: TensorInputs) -> TensorResu
     return result
 
 
-def _check_verdict(case: Case, inputs: TensorInputs, result: TensorResult) -> None:
+def _check_verdict(case: Case, inputs: RecordedInputs, result: RecordedResult) -> None:
     from compare.judging.judges import JUDGES
 
     # FlashMLA's tolerances are absolute numbers for the size of its own data: with values ten times
@@ -267,7 +240,7 @@ def _check_verdict(case: Case, inputs: TensorInputs, result: TensorResult) -> No
         raise _Refused(f"the judge says {verdict.status.value}: {verdict.reason}")
 
 
-def _check_size(folder: Path, entry: TensorEntry, size: int) -> None:
+def _check_size(folder: Path, entry: FileEntry, size: int) -> None:
     if size > LARGEST_CASE:
         raise _Refused(f"its {size:,} bytes exceed the {LARGEST_CASE:,} that a case may have")
     others = sum(path.stat().st_size for path in folder.glob("*") if path.name != entry.file)
@@ -279,10 +252,10 @@ def _check_size(folder: Path, entry: TensorEntry, size: int) -> None:
 
 
 def _still_valid(
-    folder: Path, entry: Entry | None, inputs: TensorInputs, build: dict[str, str]
+    folder: Path, entry: Entry | None, inputs: RecordedInputs, build: dict[str, str]
 ) -> bool:
     return (
-        isinstance(entry, TensorEntry)
+        isinstance(entry, FileEntry)
         and entry.build == build
         and (folder / entry.file).is_file()
         and entry.input_sha256 == inputs.sha256()

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float32, Int32, UInt64
 
 from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
 from compare.cases.ownership import local_length
+from compare.cases.v4_inputs import V4PrefillInputs
 
 _ROW_BYTES = 512 * 2
 _STREAM = 0x726F7773  # a Philox key of its own, apart from the inputs' streams
@@ -31,7 +32,10 @@ SHARES = {
     SparsePrefillInputs: Share(most=96, fewest=32, bytes=6_000_000 // 60, statistics=2 * 4),
     # One of fifty cases of 2 MB, and there are two kernels; lse alone.
     DcpDecodeInputs: Share(most=36, fewest=24, bytes=2_000_000 // 50, statistics=4),
+    # One of fifty cases of 500 KB, and there are two kernels; max_logits and lse.
+    V4PrefillInputs: Share(most=24, fewest=8, bytes=500_000 // 50, statistics=2 * 4),
 }
+RowInputs = SparsePrefillInputs | DcpDecodeInputs | V4PrefillInputs
 
 
 def row_budget(total: int, share: Share) -> int:
@@ -41,16 +45,19 @@ def row_budget(total: int, share: Share) -> int:
 
 
 def special_rows(
-    inputs: SparsePrefillInputs | DcpDecodeInputs, lse: Float32[np.ndarray, "T H"]
+    inputs: RowInputs, lse: Float32[np.ndarray, "T H"]
 ) -> dict[str, Bool[np.ndarray, "T H"]]:
     """The rows where special values are at stake, by kind; a row may be of several kinds.
 
     Kinds of sparse prefill: no valid slot; an lse that isn't finite; a head whose sink is -inf,
-    +inf, NaN, the smallest or the largest finite one. Of decode: padding; no visible key; an lse
-    of another row that isn't finite.
+    +inf, NaN, the smallest or the largest finite one. Of V4 prefill the same, where every row has
+    a key, and the first and the last token of each request. Of decode: padding; no visible key; an
+    lse of another row that isn't finite.
     """
     if isinstance(inputs, DcpDecodeInputs):
         kinds = _decode_rows(inputs, lse)
+    elif isinstance(inputs, V4PrefillInputs):
+        kinds = _v4_rows(inputs, lse)
     else:
         kinds = _prefill_rows(inputs, lse)
     return {kind: rows for kind, rows in kinds.items() if rows.any()}
@@ -83,25 +90,47 @@ def _prefill_rows(
     valid = (inputs.indices >= 0) & (inputs.indices < len(inputs.kv))
     if inputs.topk_length is not None:
         valid &= np.arange(inputs.indices.shape[1]) < inputs.topk_length[:, None]
-    kinds = {
+    return {
         "empty": np.broadcast_to(~valid.any(1)[:, None], shape),
         "lse not finite": ~np.isfinite(lse),
+        **_sink_rows(inputs.attn_sink, shape),
     }
-    sink = inputs.attn_sink
-    if sink is not None:
-        heads = {"sink -inf": sink == -np.inf, "sink +inf": sink == np.inf}
-        heads["sink NaN"] = np.isnan(sink)
-        finite = np.flatnonzero(np.isfinite(sink))
-        if len(finite):
-            order = finite[np.argsort(sink[finite], kind="stable")]
-            heads["sink smallest"] = np.arange(len(sink)) == order[0]
-            heads["sink largest"] = np.arange(len(sink)) == order[-1]
-        kinds |= {kind: np.broadcast_to(of, shape) for kind, of in heads.items()}
-    return kinds
+
+
+def _v4_rows(
+    inputs: V4PrefillInputs, lse: Float32[np.ndarray, "T H"]
+) -> dict[str, Bool[np.ndarray, "T H"]]:
+    starts = inputs.query_start_loc - inputs.query_start_loc[0]
+    tokens = np.arange(len(lse))
+    ends = {"first token": starts[:-1], "last token": starts[1:] - 1}
+    some = np.diff(starts) > 0
+    return {
+        "lse not finite": ~np.isfinite(lse),
+        **_sink_rows(inputs.attn_sink, lse.shape),
+        **{
+            kind: np.broadcast_to(np.isin(tokens, of[some])[:, None], lse.shape)
+            for kind, of in ends.items()
+        },
+    }
+
+
+def _sink_rows(
+    sink: Float32[np.ndarray, " H"] | None, shape: tuple[int, ...]
+) -> dict[str, Bool[np.ndarray, "T H"]]:
+    if sink is None:
+        return {}
+    heads = {"sink -inf": sink == -np.inf, "sink +inf": sink == np.inf}
+    heads["sink NaN"] = np.isnan(sink)
+    finite = np.flatnonzero(np.isfinite(sink))
+    if len(finite):
+        order = finite[np.argsort(sink[finite], kind="stable")]
+        heads["sink smallest"] = np.arange(len(sink)) == order[0]
+        heads["sink largest"] = np.arange(len(sink)) == order[-1]
+    return {kind: np.broadcast_to(of, shape) for kind, of in heads.items()}
 
 
 def choose_rows(
-    inputs: SparsePrefillInputs | DcpDecodeInputs,
+    inputs: RowInputs,
     lse: Float32[np.ndarray, "T H"],
     seed: int,
     budget: int | None = None,

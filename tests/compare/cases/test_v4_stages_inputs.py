@@ -24,8 +24,8 @@ def arguments_of(words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "digest"),
     [
-        ("seq=300+70,q=3+4,start=7,bound=9", "54b09d2befb34885"),
-        ("seq=300+70,q=3+4,ratio=1,images=1:67-68,max_image=2", "66dfec254ab52d50"),
+        ("stage=combine,seq=300+70,q=3+4,start=7,bound=9", "08c01bf6677d3834"),
+        ("stage=combine,seq=300+70,q=3+4,ratio=1,images=1:67-68,max_image=2", "c1ad318675385baa"),
         ("stage=global_topk,seq=300+70,q=3+4,topk=9,pad=2", "e4ecf6c13076d6b1"),
         ("stage=gather,seq=300+70,q=3+4,ratio=128,offset=1,spare=2", "c35daa934122c64a"),
         ("stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=4", "c5ce479d86187fb2"),
@@ -37,26 +37,28 @@ def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
 
 
 def test_the_combined_chunk_is_that_of_the_host_s_bounds() -> None:
-    made = arguments_of("seq=300+70+600,q=3+4+0,start=7,bound=40")
+    made = arguments_of("stage=combine,seq=300+70+600,q=3+4+0,start=7,bound=40")
     assert made["query_start_loc"].tolist() == [7, 10, 14, 14]
     assert made["gather_lens"].tolist() == [130, 70, 127]
     # 640 // 4 entries, 3 + 127 and 4 + 106 positions; the zero-query request counts too.
     assert (made["compressed_rows"], made["workspace_rows"]) == (160, 160 + 130)
     assert made["topk_indices"].shape == (7, 64) and made["topk"] == 64
-    assert made["left"] is None and made["right"] is None
+    assert made["image_left"] is None and made["image_right"] is None
 
 
 def test_without_a_compressed_cache_there_is_no_list() -> None:
-    made = arguments_of("seq=300,q=3,ratio=1")
+    made = arguments_of("stage=combine,seq=300,q=3,ratio=1")
     assert made["topk_indices"].shape == (3, 0)
     assert (made["topk"], made["compressed_rows"]) == (0, 0)
 
 
 def test_a_token_s_image_reaches_to_both_of_its_ends() -> None:
-    made = arguments_of("seq=20+30,q=5+4,ratio=1,images=0:16-18+1:26-29+0:18-19,max_image=4")
-    assert made["left"].tolist() == [0, 0, 1, 0, 1, 0, 1, 2, 3]
-    assert made["right"].tolist() == [0, 2, 1, 1, 0, 3, 2, 1, 0]
-    assert made["left"].dtype == made["right"].dtype == np.int32
+    made = arguments_of(
+        "stage=combine,seq=20+30,q=5+4,ratio=1,images=0:16-18+1:26-29+0:18-19,max_image=4"
+    )
+    assert made["image_left"].tolist() == [0, 0, 1, 0, 1, 0, 1, 2, 3]
+    assert made["image_right"].tolist() == [0, 2, 1, 1, 0, 3, 2, 1, 0]
+    assert made["image_left"].dtype == made["image_right"].dtype == np.int32
 
 
 def test_padding_tokens_of_global_topk_belong_to_no_request() -> None:
@@ -100,12 +102,13 @@ def test_the_workspace_of_a_gather_holds_numbers_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("stage=combine,record=3,seq=9,q=1", "write v4-stages:record=3"),
+        ("stage=combine,record=3,seq=9,q=1", "write v4-stages:stage=combine,record=3"),
         ("stage=gather,seq=9,q=1,pad=1", "pad is for stage=global_topk, not gather"),
-        ("seq=9,q=1,offset=1", "offset is for stage=gather, not combine"),
+        ("stage=combine,seq=9,q=1,offset=1", "offset is for stage=gather, not combine"),
         ("stage=global_topk,seq=9,q=1,ratio=1", "stage=global_topk is of a compressed cache"),
-        ("seq=9,q=10", "v4-stages: request 0 has q=10 tokens of seq=9"),
+        ("stage=combine,seq=9,q=10", "v4-stages: request 0 has q=10 tokens of seq=9"),
         ("stage=gathr", "combine | global_topk | gather"),
+        ("seq=9,q=1", "stage is missing; accepted: combine | global_topk | gather"),
     ],
 )
 def test_a_wrong_line_is_refused(words: str, said: str) -> None:
