@@ -20,8 +20,13 @@ from compare.cases.inputs import (
 from compare.cases.make_decode import dcp_decode_inputs
 from compare.cases.make_plan import decode_plan_inputs, prefill_plan_inputs
 from compare.cases.make_prefill import sparse_prefill_inputs
+from compare.cases.make_v4 import v4_prefill_inputs
+from compare.cases.make_v4_stages import v4_stages_inputs
 from compare.cases.prefill_plan import PrefillPlanCase
 from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
+from compare.cases.v4_prefill import V4PrefillCase
+from compare.cases.v4_stages import V4StagesCase
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,18 @@ SUITES = {
             case_type=DecodePlanCase,
             inputs_type=DecodePlanInputs,
             make_inputs=decode_plan_inputs,
+        ),
+        Suite(
+            name="v4-prefill",
+            case_type=V4PrefillCase,
+            inputs_type=V4PrefillInputs,
+            make_inputs=v4_prefill_inputs,
+        ),
+        Suite(
+            name="v4-stages",
+            case_type=V4StagesCase,
+            inputs_type=V4StagesInputs,
+            make_inputs=v4_stages_inputs,
         ),
     )
 }

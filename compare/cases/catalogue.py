@@ -7,6 +7,7 @@ from itertools import product
 
 from compare.cases.case import Case
 from compare.cases.catalogue_decode import decode_lines, plan_lines
+from compare.cases.catalogue_v4 import v4_prefill_lines, v4_stages_lines
 
 HEADS = (64, 128)
 WIDTHS = (512, 576)
@@ -86,8 +87,8 @@ def default_cases(suite: str) -> tuple[Case, ...]:
 
 def full_cases(suite: str) -> tuple[Case, ...]:
     """The suite as --full runs it: the default cases, for sparse-prefill FlashMLA's test matrix
-    with its corner shapes, over both head counts and both d_qk, for dcp-decode batches as large as
-    in serving.
+    with its corner shapes, over both head counts and both d_qk, for dcp-decode and v4-prefill
+    batches as large as in serving.
     """
     return _parsed(_LINES[suite](True))
 
@@ -127,6 +128,8 @@ _LINES: dict[str, Callable[[bool], list[str]]] = {
     "prefill-plan": _prefill_plan_lines,
     "dcp-decode": decode_lines,
     "decode-plan": lambda full: plan_lines(),
+    "v4-prefill": v4_prefill_lines,
+    "v4-stages": lambda full: v4_stages_lines(),
 }
 """By suite: its case lines, given whether it is run in full."""
 

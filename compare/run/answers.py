@@ -9,13 +9,17 @@ from typing import Any
 
 from compare.cases.inputs import DecodePlanInputs
 from compare.cases.ownership import local_length
+from compare.cases.v4_stages import STAGES
 from compare.run import convert
+from compare.run.local_v4 import chunk_stages
 from compare.run.result import (
     DcpDecodeResult,
     DecodePlanResult,
     PlanChunk,
     PlanResult,
     SparsePrefillResult,
+    V4PrefillResult,
+    V4StagesResult,
 )
 
 _CHUNK = ("start", "end", "compressed_rows", "workspace_rows", "query_start", "query_end")
@@ -35,6 +39,38 @@ def sparse_prefill_result(answer: Any, name: str) -> SparsePrefillResult:
         if found["max_logits"] is None
         else convert.to_numpy(found["max_logits"], "max_logits"),
     )
+
+
+def v4_prefill_result(answer: Any, name: str) -> V4PrefillResult:
+    """(out, max_logits, lse), a mapping or an object with these names, as a result; TypeError for
+    anything else.
+
+    A mapping or an object may have plan too, a sequence of chunks, and stages, one for each chunk
+    with workspace, indices and lengths; None and what isn't there aren't compared.
+    """
+    if isinstance(answer, V4PrefillResult):
+        return answer
+    whole = sparse_prefill_result(answer, name)
+    plan, stages = (_more(answer, field) for field in ("plan", "stages"))
+    return V4PrefillResult(
+        out=whole.out,
+        lse=whole.lse,
+        max_logits=whole.max_logits,
+        plan=None if plan is None else plan_result(plan, name).chunks,
+        stages=chunk_stages(stages),
+    )
+
+
+def v4_stages_result(answer: Any, name: str, stage: str) -> V4StagesResult:
+    """What a stage gives back, in its order or by its names, or the array alone where there is
+    one, as a result; TypeError for anything else."""
+    if isinstance(answer, V4StagesResult):
+        return answer
+    fields = STAGES[stage]
+    if len(fields) == 1 and hasattr(answer, "shape"):
+        answer = (answer,)
+    found = _named(answer, name, fields, fields)
+    return V4StagesResult(arrays={field: convert.to_numpy(found[field], field) for field in fields})
 
 
 def dcp_decode_result(answer: Any, name: str) -> DcpDecodeResult:
@@ -106,6 +142,13 @@ def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> Deco
         padding=padding,
         notes=notes,
     )
+
+
+def _more(answer: Any, field: str) -> Any:
+    """A field that an answer may have."""
+    if isinstance(answer, Mapping):
+        return answer.get(field)
+    return getattr(answer, field, None)
 
 
 def _named(

@@ -17,6 +17,8 @@ from compare.cases.inputs import (
     PrefillPlanInputs,
     SparsePrefillInputs,
 )
+from compare.cases.v4_inputs import V4_PREFILL_ARRAYS, V4PrefillInputs, V4StagesInputs
+from compare.cases.v4_stages import STAGES
 from compare.judging.verdict import Status, Verdict
 from compare.report.report import Report, Row
 from compare.run.answers import (
@@ -24,6 +26,8 @@ from compare.run.answers import (
     decode_plan_result,
     plan_result,
     sparse_prefill_result,
+    v4_prefill_result,
+    v4_stages_result,
 )
 from compare.run.convert import to_numpy
 from compare.run.result import Result
@@ -40,6 +44,7 @@ _ARRAYS = {
         "query_start_loc",
         "total_lens",
     ),
+    "v4-prefill": V4_PREFILL_ARRAYS,
 }
 
 
@@ -59,9 +64,10 @@ def check(
     target: MODULE:FUNCTION, FILE.py:FUNCTION or a name of the registry, run as there (a user's
     function in a process of its own); or a callable, run in this process. `compare.candidate` says
     what a function is given and gives back.
-    suite: sparse-prefill, prefill-plan, dcp-decode or decode-plan. reference: a name of the
-    registry; "oracle" for the float64 oracle alone; None: a live CUDA kernel where there is one,
-    else the recorded results. cases: case lines or cases; None: the suite's default cases.
+    suite: sparse-prefill, prefill-plan, dcp-decode, decode-plan, v4-prefill or v4-stages.
+    reference: a name of the registry; "oracle" for the float64 oracle alone; None: a live CUDA
+    kernel where there is one, else the recorded results.
+    cases: case lines or cases; None: the suite's default cases.
     profile: calibrated, flashmla or both. device: cpu, cuda or cuda:N. timeout: seconds for one
     call. repeat: runs of each case, whose bits must agree.
 
@@ -102,10 +108,12 @@ def judge(
     dcp-decode: q [T, H, 576], kv_cache [pages, P, 576], block_table [B, max_pages], seq_lens [B],
     query_start_loc [B + 1], total_lens [B] (int32 all four), sm_scale, and where they aren't the
     defaults max_query_len (the longest query), dcp_rank 0, dcp_world 1, interleave 1, causal True,
-    kv_scale None, q_scale None. prefill-plan, decode-plan: the planner's arguments. result: (out,
-    max_logits, lse), of decode (out, lse), or a mapping or an object with these names; of a planner
-    its chunks, or its rows. reference: a result that is believed, or the name of an implementation
-    to be run on these inputs; None: the oracle alone.
+    kv_scale None, q_scale None. v4-prefill: the fields of V4PrefillInputs; v4-stages: stage, and
+    arguments by name, as in V4StagesInputs. prefill-plan, decode-plan: the planner's arguments.
+    result: (out, max_logits, lse), of decode (out, lse), of a stage what it gives back, or a
+    mapping or an object with these names; of a planner its chunks, or its rows.
+    reference: a result that is believed, or the name of an implementation to be run on these
+    inputs; None: the oracle alone.
     profile: calibrated, flashmla or both. device: where torch computes the oracle; None: cuda where
     there is one.
 
@@ -181,6 +189,8 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and given.get(name) is None:
             raise ValueError(f"inputs: {name} is missing; {suite} needs it")
+    if kind is V4StagesInputs:
+        return _stage(**given)
     if suite not in _ARRAYS:
         made = kind(**{k: _plain(v, k) for k, v in given.items()})
         if isinstance(made, PrefillPlanInputs):
@@ -196,6 +206,16 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
                 values[name] = values[name][:, 0]
     values["sm_scale"] = float(values["sm_scale"])
     return kind(**values)
+
+
+def _stage(stage: str, arguments: Mapping[str, Any]) -> V4StagesInputs:
+    """A stage's arguments, arrays of any framework among them."""
+    _known(stage, STAGES, "stage")
+    made = {
+        name: to_numpy(value, name) if hasattr(value, "shape") else value
+        for name, value in arguments.items()
+    }
+    return V4StagesInputs(stage=stage, arguments=made)
 
 
 def _promise(given: Mapping[str, Any]) -> Any:
@@ -250,6 +270,10 @@ def _result(inputs: Inputs, result: Any, name: str) -> Result:
             return sparse_prefill_result(result, name)
         case DcpDecodeInputs():
             return dcp_decode_result(result, name)
+        case V4PrefillInputs():
+            return v4_prefill_result(result, name)
+        case V4StagesInputs():
+            return v4_stages_result(result, name, inputs.stage)
         case DecodePlanInputs():
             return decode_plan_result(result, name, inputs)
         case _:

@@ -66,6 +66,17 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
     kv_scale float or None, and gives back (out [T, H, 512] bfloat16, lse [T, H] float32) of this
     rank's keys; a case of all ranks calls it once for each and merges. Cases with float8_e4m3fn
     queries are for functions that take q_scale too, a float or None.
+    v4-prefill: all of compare.cases.v4_inputs.V4PrefillInputs but case and plan_rules: q
+    [T, H, 512] bfloat16, swa_cache, swa_block_table, swa_page, compressed_cache,
+    compressed_block_table, compressed_page and topk_indices (None, all four, with compress_ratio
+    1), kv_format, query_start_loc, seq_lens, seq_lens_bound or None, attn_sink [H] float32 or None,
+    sm_scale, compress_ratio, window, image_spans or None, max_image_tokens, max_model_len,
+    max_num_batched_tokens and chunk_size. It gives back (out [T, H, 512] bfloat16, max_logits
+    [T, H] float32 or None, lse [T, H] float32), or an object with these and, where it runs chunk by
+    chunk, plan (chunks as of prefill-plan) and stages (for each chunk workspace, indices and
+    lengths): with those a fault has its stage named.
+    v4-stages: stage (combine, global_topk or gather) and that stage's arguments, see
+    V4StagesInputs; it gives back (indices, lengths), (slots, lengths) or the workspace.
     decode-plan: query_start_loc and total_lens (tuples of int), max_query_len, causal, num_rows,
     and dcp_rank, dcp_world and interleave if it names them; it gives back (ragged, request, bound,
     padding) and, if it counts them itself, local_counts.
@@ -81,8 +92,8 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
         where there is one. NumPy arrays have none.
       lse: "natural" (default), or "base2": lse is multiplied by ln 2 before it is judged.
       empty_lse: the lse of a row without a valid key, "+inf" or "-inf"; by default what the suite
-        has: +inf in sparse-prefill (FlashMLA's), -inf in dcp-decode. The other one is turned into
-        that before it is judged.
+        has: +inf in sparse-prefill and v4-prefill (FlashMLA's), -inf in dcp-decode. The other one
+        is turned into that before it is judged.
       supports: case -> None, or a sentence why it can't serve the case (UNSUPPORTED). A
         NotImplementedError that the function raises says the same.
       name: what reports call it; by default the words on the command line.

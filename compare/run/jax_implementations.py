@@ -15,6 +15,8 @@ from compare.run.local import Planner, SparsePrefill
 from compare.run.result import SparsePrefillResult
 
 INTERPRETER = "pallas-interpret"
+INTERPRETERS = frozenset({INTERPRETER, "pallas-fused-interpret"})
+"""The names of what runs under the interpreter, whose time a run limits."""
 INTERPRETER_BLOCKS = 128
 KEYS, HEADS = 64, 64  # of one block of the kernel
 
@@ -40,20 +42,22 @@ class JaxBackend:
 
     name: str
     device: str | None
+    backend: str = ""
+    """Where it isn't the name."""
 
     def unavailable(self) -> str | None:
         import_jax()
         from jax_impl.prefill import unsupported_reason
 
         try:
-            return unsupported_reason(self.name, jax_device(self.device))
+            return unsupported_reason(self.backend or self.name, jax_device(self.device))
         except (RuntimeError, IndexError) as error:
             return f"jax has no device {self.device!r} here ({error})"
 
     def compilation(self) -> contextlib.AbstractContextManager[None]:
         """The interpreter's programs run once, for a fraction of the time that XLA would spend on
         making them quick."""
-        return _unoptimised() if self.name == INTERPRETER else contextlib.nullcontext()
+        return _unoptimised() if self.name in INTERPRETERS else contextlib.nullcontext()
 
 
 class JaxSparsePrefill(JaxBackend, SparsePrefill):

@@ -19,7 +19,7 @@ from compare.judging.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.child import Child
 from compare.run.implementations import WorkerDied
-from compare.run.jax_implementations import INTERPRETER
+from compare.run.jax_implementations import INTERPRETERS
 from compare.run.order import by_shape, longest_first
 from compare.run.session import Event, Finished, Options, Starting, Task
 
@@ -75,7 +75,7 @@ def parallel_events(
     """
     groups = by_shape(tasks)
     jobs = min(jobs, len(groups))
-    if options.interpreter_seconds is not None and INTERPRETER in names:
+    if options.interpreter_seconds is not None and INTERPRETERS & set(names):
         seconds = options.interpreter_seconds / jobs
         options = dataclasses.replace(options, interpreter_seconds=seconds)
     else:

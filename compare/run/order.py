@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from compare.cases.case import Case
 from compare.cases.dcp_decode import KEY_WIDTH, VALUE_WIDTH, DcpDecodeCase
 from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.cases.v4_prefill import WIDTH, V4PrefillCase
+from compare.cases.v4_stages import V4StagesCase
 from compare.run import jax_decode
 from compare.run.jax_implementations import HEADS, KEYS
 from compare.run.session import Task
@@ -27,7 +29,10 @@ that it has compiled (measured: 2 s, 0.3 s and 0.02 to 0.04 s a block)."""
 _DECODE_PAIR = 3
 """A pair of blocks of the decode kernel, in blocks of sparse prefill."""
 
-_Interpreted = SparsePrefillCase | DcpDecodeCase
+_GATHERED = 64
+"""Tokens gathered, in one block of sparse prefill."""
+
+_Interpreted = SparsePrefillCase | DcpDecodeCase | V4PrefillCase | V4StagesCase
 
 
 def shape(case: Case) -> tuple[object, ...]:
@@ -38,11 +43,22 @@ def shape(case: Case) -> tuple[object, ...]:
         rows = (case.lens, case.q, case.h, case.causal)
         group = (case.world, case.rank, case.interleave)
         return (case.suite, *rows, case.page, case.kv, case.q_dtype, *group)
+    if isinstance(case, V4PrefillCase):
+        return (case.suite, *_batch(case), case.h, case.plan)
+    if isinstance(case, V4StagesCase):
+        return (case.suite, case.stage, case.record, case.offset, *_batch(case.batch()))
     if not isinstance(case, SparsePrefillCase):
         return (case.suite,)
     tokens = tuple(sorted(set(case.q_lens) - {0})) or case.tokens  # each chunk is a call
     heads, width = -(-case.h // HEADS), -(-case.topk // (2 * KEYS))
     return (case.suite, tokens, case.s_kv, heads, case.d, width)
+
+
+def _batch(case: V4PrefillCase) -> tuple[object, ...]:
+    """What of a V4 batch its chunks, its pages and its lists are made for."""
+    chunks = (case.max_len, case.max_tokens, case.chunk, case.bound)
+    lists = (case.ratio, case.topk, case.window, case.images, case.max_image)
+    return (case.seq, case.q, *lists, case.page, case.format, *chunks)
 
 
 def by_shape(tasks: Sequence[Task]) -> list[list[Task]]:
@@ -76,7 +92,14 @@ def _elements(case: Case) -> int:
     if isinstance(case, DcpDecodeCase):
         rows = case.tokens * case.h * (KEY_WIDTH + VALUE_WIDTH)
         return len(case.ranks) * (rows + sum(case.lens) * KEY_WIDTH)
+    if isinstance(case, V4PrefillCase):
+        return case.tokens * case.h * 2 * WIDTH + _gathered(case) * WIDTH
     return 0
+
+
+def _gathered(case: V4PrefillCase) -> int:
+    """Tokens that are taken from both caches."""
+    return sum(case.compressed(i) + case.gathered(i) for i in range(len(case.seq)))
 
 
 def variety_first(tasks: Sequence[Task], interpreted: Callable[[Case], bool]) -> list[Task]:
@@ -107,16 +130,45 @@ def variety_first(tasks: Sequence[Task], interpreted: Callable[[Case], bool]) ->
     return ordered + others
 
 
-def _work(case: SparsePrefillCase | DcpDecodeCase) -> tuple[int, int]:
+def _work(case: _Interpreted) -> tuple[int, int]:
     """Programs of a case, and its blocks in those of sparse prefill."""
+    if isinstance(case, V4StagesCase):
+        return 1, -(-_gathered(case.batch()) // _GATHERED)
+    if isinstance(case, V4PrefillCase):
+        chunks = sum(q > 0 for q in case.q) if case.plan == "alone" else 1
+        gathers = 1 if case.ratio == 1 else 2
+        blocks = case.blocks(KEYS, HEADS) + -(-_gathered(case) // _GATHERED)
+        return chunks * (1 + gathers), blocks
     if isinstance(case, DcpDecodeCase):
         pairs = case.blocks(jax_decode.KEYS, jax_decode.ROWS)
         return len(case.ranks), _DECODE_PAIR * pairs
     return len(set(case.q_lens) - {0}) or 1, case.blocks(KEYS, HEADS)
 
 
-def _features(case: SparsePrefillCase | DcpDecodeCase) -> list[tuple[str, object]]:
+def _features(case: _Interpreted) -> list[tuple[str, object]]:
     """What a case has that another may not have."""
+    if isinstance(case, V4StagesCase):
+        return [
+            ("suite", case.suite),
+            ("stage", case.stage),
+            ("recorded", case.recorded),
+            ("cache", (case.ratio, case.page, case.format)),
+        ]
+    if isinstance(case, V4PrefillCase):
+        return [
+            ("suite", case.suite),
+            ("ratio", case.ratio),
+            ("v4 heads", -(-case.h // HEADS)),
+            ("cache", (case.page, case.format)),
+            ("requests", min(len(case.q), 3)),
+            ("zero queries", 0 in case.q),
+            ("images", bool(case.images)),
+            ("v4 plan", (case.plan, case.chunk)),
+            ("v4 data", case.data),
+            ("sink", case.sink),
+            ("bound", case.bound > 0),
+            ("window", case.window),
+        ]
     if isinstance(case, DcpDecodeCase):
         return [
             ("suite", case.suite),

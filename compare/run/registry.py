@@ -14,6 +14,7 @@ GOLDEN = "golden:"
 ORACLE = "oracle"
 _PREFILL, _PLAN = "sparse-prefill", "prefill-plan"
 _DECODE, _DECODE_PLAN = "dcp-decode", "decode-plan"
+_V4, _STAGES = "v4-prefill", "v4-stages"
 
 
 Make = Callable[[str | None], Implementation]
@@ -53,7 +54,21 @@ def _jax(backend: str) -> dict[str, Make]:
 
         return JaxDcpDecode(backend, device)
 
-    return {_PREFILL: prefill, _DECODE: decode}
+    def v4_stages(device: str | None) -> Implementation:
+        from compare.run.jax_v4 import JaxV4Stages
+
+        return JaxV4Stages(backend, device)
+
+    return {_PREFILL: prefill, _DECODE: decode, **_jax_v4(backend), _STAGES: v4_stages}
+
+
+def _jax_v4(backend: str, *, fused: bool = False) -> dict[str, Make]:
+    def v4_prefill(device: str | None) -> Implementation:
+        from compare.run.jax_v4 import JaxV4Prefill
+
+        return JaxV4Prefill(backend, device, fused=fused)
+
+    return {_V4: v4_prefill}
 
 
 def _torch_prefill(device: str | None) -> Implementation:
@@ -68,6 +83,18 @@ def _torch_decode(device: str | None) -> Implementation:
     return TorchDcpDecode("torch", device)
 
 
+def _torch_v4(device: str | None) -> Implementation:
+    from compare.run.torch_v4 import TorchV4Prefill
+
+    return TorchV4Prefill("torch", device)
+
+
+def _torch_stages(device: str | None) -> Implementation:
+    from compare.run.torch_v4 import TorchV4Stages
+
+    return TorchV4Stages("torch", device)
+
+
 def _flash_mla(device: str | None) -> Implementation:
     from compare.run.cuda_implementations import FlashMla
 
@@ -78,6 +105,12 @@ def _flash_mla_decode(device: str | None) -> Implementation:
     from compare.run.cuda_decode import FlashMlaDecode
 
     return FlashMlaDecode("flash_mla", device)
+
+
+def _flash_mla_v4(device: str | None) -> Implementation:
+    from compare.run.cuda_v4 import FlashMlaV4
+
+    return FlashMlaV4("flash_mla", device)
 
 
 def _flashinfer(backend: str) -> Make:
@@ -133,7 +166,12 @@ TABLE = {
         Entry(
             name="torch",
             what="eager PyTorch in the kernel's precision recipe; the judge's yardstick",
-            parts={_PREFILL: _torch_prefill, _DECODE: _torch_decode},
+            parts={
+                _PREFILL: _torch_prefill,
+                _DECODE: _torch_decode,
+                _V4: _torch_v4,
+                _STAGES: _torch_stages,
+            },
         ),
         Entry(name="xla", what="plain jax.numpy, no Pallas", parts=_jax("xla")),
         Entry(name="pallas", what="the Mosaic GPU kernels", parts=_jax("pallas"), isolated=True),
@@ -143,9 +181,25 @@ TABLE = {
             parts=_jax("pallas-interpret"),
         ),
         Entry(
+            name="xla-fused",
+            what="the V4 path in jax.numpy without a workspace",
+            parts=_jax_v4("xla", fused=True),
+        ),
+        Entry(
+            name="pallas-fused",
+            what="attention that reads V4's pages itself, for Hopper",
+            parts=_jax_v4("pallas", fused=True),
+            isolated=True,
+        ),
+        Entry(
+            name="pallas-fused-interpret",
+            what="the same kernel under Pallas' GPU interpreter, small cases",
+            parts=_jax_v4("pallas-interpret", fused=True),
+        ),
+        Entry(
             name="flash_mla",
             what="the FlashMLA build that is importable",
-            parts={_PREFILL: _flash_mla, _DECODE: _flash_mla_decode},
+            parts={_PREFILL: _flash_mla, _DECODE: _flash_mla_decode, _V4: _flash_mla_v4},
             isolated=True,
         ),
         Entry(
@@ -252,15 +306,21 @@ def here(suite: str, device: str | None = None) -> list[str]:
     interpreter is left out where the kernel itself runs."""
     if suite in (_PLAN, _DECODE_PLAN):
         return ["jax-planner", "torch-planner"]
-    if reason("pallas", device, suite) is None:
-        return ["pallas", "xla"]
-    return ["xla", "pallas-interpret"]
+    kernel_runs = reason("pallas", device, suite) is None
+    own = ["pallas", "xla"] if kernel_runs else ["xla", "pallas-interpret"]
+    if suite == _V4:
+        own += (
+            ["pallas-fused", "xla-fused"]
+            if kernel_runs
+            else ["xla-fused", "pallas-fused-interpret"]
+        )
+    return own
 
 
 def default_reference(suite: str, device: str | None = None) -> str | None:
     """The reference of a run that names none: the live CUDA kernel, else its recorded results. Of
-    chunk plans: those recorded from vLLM 0.33.0, else an importable vLLM. None: the oracle alone;
-    plans of decode rows are judged by rules and an independent planner."""
+    chunk plans and single stages: those recorded from vLLM 0.33.0, else an importable vLLM. None:
+    the oracle alone; plans of decode rows are judged by rules and an independent planner."""
     known = names()
     for name in _REFERENCES[suite]:
         if name in known and reason(name, device, suite if name in TABLE else None) is None:
@@ -279,6 +339,8 @@ _REFERENCES = {
         GOLDEN + "h200/flashinfer_fa3",
     ),
     _DECODE_PLAN: (),
+    _V4: ("flash_mla", GOLDEN + "h200/flash_mla_v4", GOLDEN + "h200/flash_mla_fp8"),
+    _STAGES: (GOLDEN + "engine/vllm-0.33.0-stages", "vllm"),
 }
 
 

@@ -10,7 +10,7 @@ from compare.report.report import Report, Row
 from compare.run import registry
 from compare.run.implementations import Implementation
 from compare.run.interruption import work_is_over
-from compare.run.jax_implementations import INTERPRETER
+from compare.run.jax_implementations import INTERPRETERS
 from compare.run.order import alone, variety_first
 from compare.run.session import (
     INTERPRETER_SECONDS,
@@ -180,10 +180,12 @@ def _in_order(
     tasks: Sequence[Task], candidates: Sequence[Implementation], options: Options
 ) -> Sequence[Task]:
     """Where the interpreter has a limit, its time goes to a variety of cases."""
-    interpreter = next((c for c in candidates if c.name == INTERPRETER), None)
-    if interpreter is None or options.interpreter_seconds is None:
+    interpreters = [c for c in candidates if c.name in INTERPRETERS]
+    if not interpreters or options.interpreter_seconds is None:
         return tasks
-    return variety_first(tasks, lambda case: interpreter.supports(case) is None)
+    return variety_first(
+        tasks, lambda case: any(found.supports(case) is None for found in interpreters)
+    )
 
 
 def _unavailable(implementation: Implementation) -> str | None:

@@ -14,10 +14,11 @@ from compare.judging.verdict import Status, Verdict
 from compare.report.report import Row
 from compare.run.failures import sentence, verdict_of
 from compare.run.implementations import Implementation
-from compare.run.jax_implementations import INTERPRETER
+from compare.run.jax_implementations import INTERPRETERS
 from compare.run.repeats import run_repeatedly
 from compare.run.result import Result
 from compare.run.worker import Isolated
+from compare.tools.golden_format import DamagedGolden, UnknownGolden
 
 INTERPRETER_SECONDS = 60.0
 """What a run spends on the interpreter in all, unless it is asked for everything."""
@@ -145,6 +146,9 @@ class Session:
         except MemoryError as error:
             yield Unavailable(f"{line}: this machine has no memory for its inputs ({error})")
             return
+        except (DamagedGolden, UnknownGolden) as error:  # inputs that are stored with a result
+            yield Unavailable(str(error))
+            return
         found = _Reference()
         if reference is not None:
             yield Starting(task.index, None, f"{reference.name} on {line}")
@@ -185,7 +189,7 @@ class Session:
                     evidence=evidence,
                 )
                 verdict = _with_difference(verdict, ran.difference)
-        if candidate.name == INTERPRETER:
+        if candidate.name in INTERPRETERS:
             self._interpreted += seconds
         if reference.failed and not verdict.reference_failed:
             verdict = dataclasses.replace(verdict, reference_failed=reference.failed)
@@ -209,7 +213,7 @@ class Session:
         limit = self._options.interpreter_seconds
         if (
             reason is None
-            and candidate.name == INTERPRETER
+            and candidate.name in INTERPRETERS
             and limit is not None
             and self._interpreted >= limit
         ):
@@ -234,8 +238,6 @@ class Session:
         self, reference: Implementation, case: Case, inputs: Inputs
     ) -> tuple[_Reference, str | None]:
         """The reference's result, and a sentence where a record of it is damaged."""
-        from compare.tools.golden_format import DamagedGolden
-
         name = reference.name
         try:
             reason = reference.supports(case)

@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, BinaryIO
 
@@ -24,8 +24,8 @@ from compare.run.result import Result
 
 _MOST_FILES = 200  # in one message; the system takes 253
 
-SHARDS = "shards"
-"""The field of an Inputs that holds others."""
+NESTED = ("shards", "stages")
+"""The fields that hold a tuple of dataclasses with arrays of their own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class _Announced:
 
 
 def pack(value: Inputs | Result) -> Packed:
-    """The dataclass with each of its arrays, and of its shards', written to a file and replaced by
-    a Stored."""
+    """The dataclass with each of its arrays, and of what it nests, written to a file and replaced
+    by a Stored."""
     files: list[BinaryIO] = []
     return Packed(value=_stored(value, files), files=tuple(files))
 
@@ -108,24 +108,27 @@ def _unpacked(announced: _Announced, descriptors: Iterator[int]) -> Any:
 
 
 def _stored(value: Any, files: list[BinaryIO]) -> Any:
-    changed: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        if isinstance(held, np.ndarray):
-            changed[field.name] = _store(held, files)
-        elif field.name == SHARDS and held:
-            changed[field.name] = tuple(_stored(shard, files) for shard in held)
-    return dataclasses.replace(value, **changed)
+    return _with_arrays(value, np.ndarray, lambda array: _store(array, files))
 
 
 def _fetched(value: Any, descriptors: list[int]) -> Any:
+    return _with_arrays(value, Stored, lambda stored: _fetch(stored, descriptors))
+
+
+def _with_arrays(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The dataclass with each `kind` in it changed: in a field, in a mapping, in what it nests."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         held = getattr(value, field.name)
-        if isinstance(held, Stored):
-            changed[field.name] = _fetch(held, descriptors)
-        elif field.name == SHARDS and held:
-            changed[field.name] = tuple(_fetched(shard, descriptors) for shard in held)
+        if isinstance(held, kind):
+            changed[field.name] = change(held)
+        elif isinstance(held, Mapping):
+            changed[field.name] = {
+                name: change(item) if isinstance(item, kind) else item
+                for name, item in held.items()
+            }
+        elif field.name in NESTED and held:
+            changed[field.name] = tuple(_with_arrays(part, kind, change) for part in held)
     return dataclasses.replace(value, **changed)
 
 
@@ -174,13 +177,21 @@ def fingerprint(inputs: Inputs) -> str:
     digest = hashlib.sha256()
     for field in dataclasses.fields(inputs):
         value = getattr(inputs, field.name)
-        if isinstance(value, np.ndarray):
-            rows = np.linspace(0, len(value) - 1, min(len(value), 64)).astype(int)
-            digest.update(f"{field.name}:{value.dtype.name}{list(value.shape)}".encode())
-            digest.update(np.ascontiguousarray(value[rows]).view(np.uint8))
-        elif field.name == SHARDS:
-            for shard in value or ():
-                digest.update(fingerprint(shard).encode())
+        if isinstance(value, Mapping):
+            for name, item in sorted(value.items()):
+                _add(digest, name, item)
+        elif field.name in NESTED:
+            for part in value or ():
+                digest.update(fingerprint(part).encode())
         elif field.name != "case":
-            digest.update(f"{field.name}={value!r}".encode())
+            _add(digest, field.name, value)
     return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, name: str, value: Any) -> None:
+    if not isinstance(value, np.ndarray):
+        digest.update(f"{name}={value!r}".encode())
+        return
+    rows = np.linspace(0, len(value) - 1, min(len(value), 64)).astype(int)
+    digest.update(f"{name}:{value.dtype.name}{list(value.shape)}".encode())
+    digest.update(np.ascontiguousarray(value[rows]).view(np.uint8))

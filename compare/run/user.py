@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -23,18 +24,27 @@ from compare.cases.inputs import (
     PrefillPlanInputs,
     SparsePrefillInputs,
 )
+from compare.cases.v4_inputs import V4_PREFILL_ARRAYS, V4PrefillInputs, V4StagesInputs
 from compare.run import convert
 from compare.run.answers import (
     dcp_decode_result,
     decode_plan_result,
     plan_result,
     sparse_prefill_result,
+    v4_prefill_result,
+    v4_stages_result,
 )
 from compare.run.candidate import options_of
 from compare.run.chunks import run_chunks
 from compare.run.implementations import UnknownImplementation, Unsupported
 from compare.run.lse_convention import as_declared
-from compare.run.result import DcpDecodeResult, Result, SparsePrefillResult
+from compare.run.result import (
+    DcpDecodeResult,
+    Result,
+    SparsePrefillResult,
+    V4PrefillResult,
+    V4StagesResult,
+)
 from compare.run.shards import run_shards
 
 # A suite is served by what takes the argument that only this suite has.
@@ -43,8 +53,10 @@ _TELLING = {
     "prefill-plan": "query_lens",
     "dcp-decode": "block_table",
     "decode-plan": "max_query_len",
+    "v4-prefill": "swa_cache",
+    "v4-stages": "stage",
 }
-_TENSOR_SUITES = frozenset({"sparse-prefill", "dcp-decode"})
+_TENSOR_SUITES = frozenset({"sparse-prefill", "dcp-decode", "v4-prefill", "v4-stages"})
 _PLAN_ARGUMENTS = (
     "seq_lens",
     "query_lens",
@@ -188,6 +200,10 @@ class UserImplementation:
             if inputs.shards is not None:
                 return run_shards(self._decode, inputs)
             return self._decode(inputs)
+        if isinstance(inputs, V4PrefillInputs):
+            return self._v4_prefill(inputs)
+        if isinstance(inputs, V4StagesInputs):
+            return self._v4_stage(inputs)
         if inputs.chunks is not None:
             return run_chunks(self._prefill, inputs)
         return self._prefill(inputs)
@@ -230,6 +246,28 @@ class UserImplementation:
         return SparsePrefillResult(
             out=result.out, max_logits=result.max_logits, lse=lse, notes=notes
         )
+
+    def _v4_prefill(self, inputs: V4PrefillInputs) -> V4PrefillResult:
+        send = _sender(self.options.framework, self._device)
+        given: dict[str, Any] = {}
+        for field in dataclasses.fields(inputs):
+            value = getattr(inputs, field.name)
+            array = field.name in V4_PREFILL_ARRAYS and value is not None
+            given[field.name] = send(value) if array else value
+        for name in ("case", "plan_rules"):
+            del given[name]
+        result = v4_prefill_result(self.function(**given), self.name)
+        lse, notes = self._as_declared(result.lse, "v4-prefill")
+        return dataclasses.replace(result, lse=lse, notes=notes)
+
+    def _v4_stage(self, inputs: V4StagesInputs) -> V4StagesResult:
+        send = _sender(self.options.framework, self._device)
+        given = {
+            name: send(value) if isinstance(value, np.ndarray) else value
+            for name, value in inputs.arguments.items()
+        }
+        answer = self.function(stage=inputs.stage, **given)
+        return v4_stages_result(answer, self.name, inputs.stage)
 
     def _as_declared(self, lse: np.ndarray, suite: str) -> tuple[np.ndarray, tuple[str, ...]]:
         said = self.options

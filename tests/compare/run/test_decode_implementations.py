@@ -35,11 +35,15 @@ def plan(name: str, words: str) -> DecodePlanResult:
 
 def test_one_name_answers_each_suite_with_its_own() -> None:
     eager = registry.find("torch", "cpu")
-    assert eager.suites == {"sparse-prefill", "dcp-decode"}
-    for line in (DECODE, "sparse-prefill:s_kv=40,h=2"):
+    assert eager.suites == {"sparse-prefill", "dcp-decode", "v4-prefill", "v4-stages"}
+    for line in (DECODE, "sparse-prefill:s_kv=40,h=2", "v4-prefill:seq=9,q=1,h=2"):
         inputs = make_inputs(parse_case(line))
         assert eager.supports(parse_case(line)) is None
-        assert type(eager.run(inputs)).__name__.lower().startswith(suite_of(inputs)[:3])
+        assert (
+            type(eager.run(inputs))
+            .__name__.lower()
+            .startswith(suite_of(inputs).replace("-", "")[:3])
+        )
 
 
 def test_a_name_is_unavailable_only_where_none_of_its_suites_runs() -> None:

@@ -57,6 +57,7 @@ def test_every_name_gives_an_implementation_of_that_name(name: str) -> None:
 def test_gpu_kernels_run_in_a_process_of_their_own() -> None:
     assert {name for name in registry.TABLE if isinstance(registry.find(name), Isolated)} == {
         "pallas",
+        "pallas-fused",
         "flash_mla",
         "flashinfer-fa3",
         "flashinfer-fa2",

@@ -1,0 +1,155 @@
+"""What implementations of the V4 prefill path and of its stages have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs
+from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
+from compare.cases.v4_prefill import V4PrefillCase
+from compare.cases.v4_stages import V4StagesCase
+from compare.run.convert import to_numpy
+from compare.run.implementations import Unsupported
+from compare.run.result import ChunkStage, PlanChunk, V4PrefillResult, V4StagesResult
+
+
+class V4Prefill:
+    """Base of the whole path: a subclass says what stops it here and computes one batch."""
+
+    suites = frozenset({"v4-prefill"})
+
+    def __init__(self, name: str, device: str | None = None) -> None:
+        self.name = name
+        self.device = device
+
+    def unavailable(self) -> str | None:
+        """Why nothing can run here at all, in a sentence; None if something can."""
+        return None
+
+    def refuses(self, case: V4PrefillCase) -> str | None:
+        """Why this case can't run although others can."""
+        return None
+
+    def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
+        """One batch."""
+        raise NotImplementedError
+
+    def supports(self, case: Case) -> str | None:
+        if not isinstance(case, V4PrefillCase):
+            return f"{self.name} isn't for {case.suite}"
+        return self.unavailable() or self.refuses(case)
+
+    def run(self, inputs: Inputs) -> V4PrefillResult:
+        if not isinstance(inputs, V4PrefillInputs):
+            raise Unsupported(f"{self.name} is for v4-prefill")
+        return self.call(inputs)
+
+
+class V4Stages:
+    """Base of single stages: a subclass computes each by its name."""
+
+    suites = frozenset({"v4-stages"})
+
+    def __init__(self, name: str, device: str | None = None) -> None:
+        self.name = name
+        self.device = device
+
+    def unavailable(self) -> str | None:
+        """Why nothing can run here at all, in a sentence; None if something can."""
+        return None
+
+    def refuses(self, case: V4StagesCase) -> str | None:
+        """Why this case can't run although others can."""
+        return None
+
+    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+        """One stage."""
+        raise NotImplementedError
+
+    def supports(self, case: Case) -> str | None:
+        if not isinstance(case, V4StagesCase):
+            return f"{self.name} isn't for {case.suite}"
+        return self.unavailable() or self.refuses(case)
+
+    def run(self, inputs: Inputs) -> V4StagesResult:
+        if not isinstance(inputs, V4StagesInputs):
+            raise Unsupported(f"{self.name} is for v4-stages")
+        return self.call(inputs.stage, dict(inputs.arguments))
+
+
+def given_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...] | None:
+    """The plan that a case prescribes; None where an implementation is to plan by the fixed rules.
+
+    alone: every request with query tokens is a chunk of its own, N and M as the host's lengths make
+    them. vllm-0.33.0: what that version plans, chunks without query tokens included.
+    """
+    if inputs.plan_rules == "fixed":
+        return None
+    bounds = inputs.seq_lens if inputs.seq_lens_bound is None else inputs.seq_lens_bound
+    starts = (inputs.query_start_loc - inputs.query_start_loc[0]).tolist()
+    lengths, queries = bounds.tolist(), np.diff(starts).tolist()
+    if inputs.plan_rules == "vllm-0.33.0":
+        from torch_ref.planning import plan_prefill_chunks
+
+        plan = plan_prefill_chunks(
+            lengths,
+            queries,
+            compress_ratio=inputs.compress_ratio,
+            window=inputs.window,
+            max_model_len=inputs.max_model_len,
+            max_num_batched_tokens=inputs.max_num_batched_tokens,
+            chunk_size=inputs.chunk_size,
+            has_compressed=inputs.compressed_cache is not None,
+            rules="vllm-0.33.0",
+        )
+        return plan_chunks(plan)
+    chunks = []
+    for request, (length, count) in enumerate(zip(lengths, queries, strict=True)):
+        if not count:
+            continue
+        compressed = length // inputs.compress_ratio if inputs.compressed_cache is not None else 0
+        gathered = count + min(length - count, inputs.window - 1)
+        chunks.append(
+            PlanChunk(
+                start=request,
+                end=request + 1,
+                compressed_rows=compressed,
+                workspace_rows=compressed + gathered,
+                query_start=starts[request],
+                query_end=starts[request + 1],
+            )
+        )
+    return tuple(chunks)
+
+
+def plan_chunks(plan: Iterable[Any]) -> tuple[PlanChunk, ...]:
+    """Chunks of any house as the judge's."""
+    return tuple(
+        PlanChunk(
+            start=int(chunk.start),
+            end=int(chunk.end),
+            compressed_rows=int(chunk.compressed_rows),
+            workspace_rows=int(chunk.workspace_rows),
+            query_start=int(chunk.query_start),
+            query_end=int(chunk.query_end),
+        )
+        for chunk in plan
+    )
+
+
+def chunk_stages(stages: Iterable[Any] | None) -> tuple[ChunkStage, ...] | None:
+    """Stages of any house as the judge's; arrays of any framework."""
+    if stages is None:
+        return None
+    return tuple(
+        ChunkStage(
+            workspace=to_numpy(stage.workspace, "workspace"),
+            indices=to_numpy(stage.indices, "indices"),
+            lengths=to_numpy(stage.lengths, "lengths"),
+        )
+        for stage in stages
+    )
