@@ -19,6 +19,7 @@ from compare.commands.output import (
 from compare.commands.words import WordsOff, command
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
+from compare.report.text import passed_lines
 
 
 @command
@@ -36,8 +37,10 @@ def compare_files(
 ) -> int:
     """Judge the result in a file against the float64 oracle, and against another one.
 
-    A file holds `out` and `lse`, perhaps `max_logits`, and either the metadata `case` or the
-    tensors of the call with the metadata `sm_scale`. Exit status: as `run`.
+    A file holds `out` and `lse`, of sparse prefill perhaps `max_logits`, and either the metadata
+    `case` or the tensors of the call with the metadata `sm_scale`, for DCP decode also
+    `suite=dcp-decode`. Metadata `lse=base2` and `empty_lse` declare another convention. Exit
+    status: as `run`.
     """
     from compare.tools import bundle
 
@@ -54,5 +57,9 @@ def compare_files(
     written = report_files.write(found)
     console = Console(highlight=False)
     terminal.show(found, console, verbose=True)
+    for row in found.rows:
+        if not row.verdict.status.failed:  # a failing row has said it
+            for line in passed_lines(row):
+                terminal.say(console, line, style="dim")
     say_written(written, console)
     return report_files.status(found)

@@ -22,13 +22,11 @@ from compare.judging.sides import Side, measure
 from compare.judging.tolerance import PROFILES
 from compare.judging.verdict import Verdict
 from compare.judging.weighing import weigh
-from compare.run.result import DcpDecodeResult, SparsePrefillResult
+from compare.run.result import PARTS, DcpDecodeResult, SparsePrefillResult
 
 __all__ = ["Evidence", "judge", "share_by_tensor"]
 
 _VALUE_WIDTH = 512
-_PARTS = ("float32", "bfloat16", "bfloat16 twice")
-"""What DcpDecodeResult.parts says, by how often parts were rounded."""
 
 
 def judge(
@@ -126,7 +124,7 @@ def _form(inputs: DcpDecodeInputs, result: DcpDecodeResult) -> FormFault | None:
 
 
 def _view(result: DcpDecodeResult) -> ResultView:
-    return ResultView(_plain(result), rounded_parts=_PARTS.index(result.parts))
+    return ResultView(_plain(result), rounded_parts=PARTS.index(result.parts))
 
 
 def _plain(result: DcpDecodeResult) -> SparsePrefillResult:

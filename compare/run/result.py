@@ -50,6 +50,10 @@ class PlanResult:
     notes: tuple[str, ...] = ()
 
 
+PARTS = ("float32", "bfloat16", "bfloat16 twice")
+"""By how often parts were rounded."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DcpDecodeResult:
     """One decode result at the judge's border: of one rank, or of all ranks merged.
@@ -57,9 +61,9 @@ class DcpDecodeResult:
     out [T, H, 512] bfloat16 (float32 where it is still to be merged); or, where out_rows is given,
     [R, 512]: only the (token, head) rows out_rows[i] = token * H + head. lse [T, H] float32,
     natural-log, empty -inf. T counts padded rows too: out 0, lse -inf there.
-    parts: in what dtype results over parts of the keys stood before they were merged, "float32" or
-    "bfloat16": the ranks' results, or those of ranges of keys that a kernel splits a request into;
-    "bfloat16 twice" where both are.
+    parts: one of PARTS: in what dtype results over parts of the keys stood before they were merged,
+    "float32" or "bfloat16": the ranks' results, or those of ranges of keys that a kernel splits a
+    request into; "bfloat16 twice" where both are.
     notes: what an adapter did on the way, in sentences.
     """
 

@@ -1,49 +1,49 @@
 """One's own tensors in a safetensors file, judged without any kernel: `compare MINE [THEIRS]`.
 
-A bundle holds the result of one sparse prefill call: `out` (bfloat16 [T, H, 512]) and `lse`
-(float32 [T, H]), perhaps `max_logits` (float32 [T, H]), or `out` of some (token, head) rows [R,
-512] with `out_rows` (int32 [R], token * H + head). What it was computed from is in its metadata:
+A bundle holds the result of one call: `out` (bfloat16 [T, H, 512]) and `lse` (float32 [T, H]), or
+`out` of some (token, head) rows [R, 512] with `out_rows` (int32 [R], token * H + head); of
+sparse-prefill perhaps `max_logits` (float32 [T, H]). What it was computed from is either
 
-- ``case``: a case line, whose inputs are made here (`input_sha256`, where given, must be theirs);
-or - ``suite`` (sparse-prefill) and ``sm_scale``, beside the input tensors q (bfloat16 [T, H, D]),
-kv   (bfloat16 [S, D] or [S, 1, D]), indices (int32 [T, K] or [T, 1, K]), and perhaps attn_sink
-  (float32 [H]) and topk_length (int32 [T]).
+- a case: its line as ``case`` in the metadata; its inputs are made here. With rank=all the result
+  is that of all ranks merged;
+- or the call: ``suite`` (sparse-prefill, which may be left out, or dcp-decode) and ``sm_scale`` in
+  the metadata, beside the input tensors.
+
+The tensors of sparse-prefill are q (bfloat16 [T, H, D]), kv (bfloat16 [S, D] or [S, 1, D]), indices
+(int32 [T, K] or [T, 1, K]), and perhaps attn_sink (float32 [H]) and topk_length (int32 [T]). Those
+of dcp-decode, one rank's call, are q [T, H, 576] and kv_cache [pages, P, 576] (each bfloat16 or
+float8_e4m3fn), block_table [B, max_pages], seq_lens [B], query_start_loc [B + 1] and total_lens [B]
+(int32 all four), with ``max_query_len``, ``dcp_rank``, ``dcp_world``, ``interleave``, ``causal`` (1
+or 0), ``kv_scale`` and ``q_scale`` in the metadata where they aren't the defaults of
+`compare.judge`.
+
+Further metadata: ``lse`` (natural, or base2: lse is multiplied by ln 2 before it is judged);
+``empty_lse`` (+inf or -inf, the lse of a row without a key; the default is the suite's: +inf in
+sparse-prefill, -inf in dcp-decode); ``input_sha256``, which must be that of the inputs; of
+dcp-decode ``parts``: in what dtype results over parts of the keys stood before they were merged
+(float32, bfloat16, or bfloat16 twice: those of ranges of keys, and of ranks).
 
 THEIRS is a bundle of the same call, of which only the result is needed.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from compare.cases.case import Case, CaseError
-from compare.cases.inputs import SparsePrefillInputs
-from compare.cases.sparse_prefill import SparsePrefillCase
+from compare.cases.case import Case
+from compare.cases.inputs import Inputs
 from compare.report.report import Report, Row
-from compare.run.result import SparsePrefillResult
-from compare.tools.tensor_file import read_tensors, tensor_bytes, write_bytes
+from compare.run.api import as_inputs
+from compare.run.candidate import EMPTY_LSES, LSE_BASES
+from compare.suites import parse_case, suite_of
+from compare.tools.bundle_file import BundleError, BundleFile, read_bundle
+from compare.tools.bundle_formats import FORMATS, PREFILL
+from compare.tools.tensor_file import tensor_bytes, write_bytes
 
-SUITE = SparsePrefillCase.suite
-_RESULTS = ("out", "lse", "max_logits", "out_rows")
-_INPUTS = {
-    "q": ("bfloat16", "T H D"),
-    "kv": ("bfloat16", "S D"),
-    "indices": ("int32", "T K"),
-    "attn_sink": ("float32", "H"),
-    "topk_length": ("int32", "T"),
-}
-_OPTIONAL_INPUTS = ("attn_sink", "topk_length")
-
-
-class BundleError(ValueError):
-    """A bundle can't be understood; the message is a sentence with the file, what was found and
-    what is accepted."""
+__all__ = ["BundleError", "compare_files", "save_bundle"]
 
 
 def compare_files(
@@ -54,21 +54,23 @@ def compare_files(
     profile: calibrated, flashmla or both. Raises BundleError for files that aren't bundles of one
     call.
     """
-    from compare.judging.sparse_prefill import judge
+    from compare.judging.judges import JUDGES
     from compare.report.environment import environment
+    from compare.run.torch_implementations import torch_device
 
     started = time.perf_counter()
-    mine = Path(mine)
-    tensors, metadata = _read(mine)
-    inputs = _inputs(mine, tensors, metadata)
-    candidate = _result(mine, tensors)
-    reference = None
-    if theirs is not None:
-        theirs = Path(theirs)
-        reference = _reference(theirs, inputs)
-    verdict = judge(inputs, candidate, reference, profile=profile)
+    file = read_bundle(Path(mine), PREFILL)
+    inputs = file.inputs()
+    candidate = file.result()
+    reference = None if theirs is None else _reference(Path(theirs), file, inputs)
+    judge: Any = JUDGES[file.form.suite]
+    try:
+        evidence = judge.Evidence(inputs, torch_device(None))
+        verdict = judge.judge(inputs, candidate, reference, profile=profile, evidence=evidence)
+    except ValueError as error:  # values that no implementation may be given
+        raise BundleError(f"{mine}: {error}") from error
     row = Row(
-        case=str(inputs.case) if inputs.case else f"{SUITE} of {mine}",
+        case=str(inputs.case) if inputs.case else f"{file.form.suite} of {mine}",
         candidate=str(mine),
         reference=None if theirs is None else str(theirs),
         verdict=verdict,
@@ -84,174 +86,74 @@ def compare_files(
 
 
 def save_bundle(
-    path: Path | str, inputs: SparsePrefillInputs | Mapping[str, Any] | Case | str, result: Any
+    path: Path | str,
+    inputs: Inputs | Mapping[str, Any] | Case | str,
+    result: Any,
+    *,
+    suite: str | None = None,
+    lse: str = "natural",
+    empty_lse: str | None = None,
 ) -> None:
     """Writes one call as a bundle: inputs that came from a case as its line, others as tensors.
 
-    inputs and result: as `compare.judge` takes them for sparse-prefill: a mapping of the arguments,
-    a case or its line, and (out, max_logits, lse), a mapping or an object with these names. Results
-    without a max_logits, and a SparsePrefillResult with rows of out only, are taken as they are;
-    notes aren't kept.
+    inputs and result: as `compare.judge` takes them for the suite: a mapping of the arguments, a
+    case or its line, and (out, max_logits, lse), of decode (out, lse), a mapping or an object with
+    these names. Results without a max_logits, and a result of this package with rows of out only,
+    are taken as they are; notes aren't kept. suite: sparse-prefill or dcp-decode; None: that of the
+    inputs, and of a mapping sparse-prefill. lse, empty_lse: what the result's lse is, written down
+    for whoever reads the bundle; lse itself is kept as it is.
 
     ValueError for arguments that a bundle can't hold, TypeError for what isn't a result.
     """
-    from compare.run.answers import sparse_prefill_result
-    from compare.run.api import as_inputs
-
-    call = as_inputs(SUITE, inputs)
-    assert isinstance(call, SparsePrefillInputs)
-    result = sparse_prefill_result(result, "result")
-    if call.d_v != 512:
-        raise ValueError(f"d_v is {call.d_v}; a bundle holds calls with d_v 512")
-    metadata = {"suite": SUITE, "input_sha256": call.sha256()}
-    tensors = {name: getattr(result, name) for name in _RESULTS}
+    form = FORMATS.get(suite or _suite_of(inputs))
+    if form is None:
+        raise ValueError(
+            f"suite: {suite or _suite_of(inputs)}; bundles hold {' or '.join(FORMATS)}"
+        )
+    call = as_inputs(form.suite, inputs)
+    result = form.as_result(result, "result")
+    for word, said, accepted in (("lse", lse, LSE_BASES), ("empty_lse", empty_lse, EMPTY_LSES)):
+        if said not in (None, *accepted):
+            raise ValueError(f"{word}: {said!r}; accepted are {' and '.join(accepted)}")
+    metadata = {"suite": form.suite, "input_sha256": call.sha256()}
+    metadata |= {} if lse == "natural" else {"lse": lse}
+    metadata |= {} if empty_lse is None else {"empty_lse": empty_lse}
+    metadata |= _texts(form.result_words, result)
+    tensors = {name: getattr(result, name) for name in form.results}
     if call.case is not None:
         metadata["case"] = str(call.case)
-    elif call.chunks is not None:
-        raise ValueError("chunks of a caller's own can't be kept in a bundle; leave them None")
+    elif reason := form.unkept(call):
+        raise ValueError(reason)
     else:
-        metadata["sm_scale"] = repr(float(call.sm_scale))
-        tensors |= {name: getattr(call, name) for name in _INPUTS}
+        metadata |= _texts(form.words, call)
+        tensors |= {name: getattr(call, name) for name in form.tensors}
     held = {name: array for name, array in tensors.items() if array is not None}
     write_bytes(Path(path), tensor_bytes(held, metadata))
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    try:
-        tensors, metadata = read_tensors(path)
-    except ValueError as error:
-        raise BundleError(f"{path} can't be taken as a bundle: {error}") from error
-    unknown = sorted(tensors.keys() - {*_RESULTS, *_INPUTS})
-    if unknown:
-        raise BundleError(
-            f"{path} holds the tensor {unknown[0]}; accepted are {', '.join([*_INPUTS, *_RESULTS])}"
-        )
-    suite = metadata.get("suite", SUITE)
-    if suite != SUITE:
-        raise BundleError(f"{path} has suite={suite} in its metadata; accepted is {SUITE}")
-    return tensors, metadata
-
-
-def _inputs(
-    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> SparsePrefillInputs:
-    """The call that a bundle names, by its case or by its tensors."""
-    given = [name for name in _INPUTS if name in tensors]
-    if "case" in metadata:
-        if given:
-            raise BundleError(
-                f"{path} names a case in its metadata and holds the input {given[0]} too; "
-                "leave one of them out"
-            )
-        inputs = _inputs_of_case(path, metadata["case"])
-    else:
-        inputs = _inputs_of_tensors(path, tensors, metadata)
-    expected = metadata.get("input_sha256")
-    if expected is not None and inputs.sha256() != expected:
-        raise BundleError(
-            f"{path} was computed from inputs with SHA-256 {expected[:12]} and these have "
-            f"{inputs.sha256()[:12]}: they were changed, or another generator made them"
-        )
-    return inputs
-
-
-def _inputs_of_case(path: Path, line: str) -> SparsePrefillInputs:
-    from compare.suites import make_inputs, parse_case
-
-    try:
-        case = parse_case(line)
-    except CaseError as error:
-        raise BundleError(f"{path} has an unknown case in its metadata: {error}") from error
-    if not isinstance(case, SparsePrefillCase):
-        raise BundleError(f"{path} has a case of {case.suite}; bundles hold {SUITE}")
-    inputs = make_inputs(case)
-    assert isinstance(inputs, SparsePrefillInputs)
-    return inputs
-
-
-def _inputs_of_tensors(
-    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> SparsePrefillInputs:
-    missing = [n for n in _INPUTS if n not in tensors and n not in _OPTIONAL_INPUTS]
-    if missing:
-        raise BundleError(
-            f"{path} lacks the input {missing[0]}: give q, kv, indices and sm_scale, or a case "
-            "line as case in the metadata"
-        )
-    arrays = {name: tensors[name] for name in _INPUTS if name in tensors}
-    for name in ("kv", "indices"):  # FlashMLA's own shapes, with an axis for the one latent head
-        if arrays[name].ndim == 3 and arrays[name].shape[1] == 1:
-            arrays[name] = arrays[name][:, 0]
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, array in arrays.items():
-        _check_tensor(path, name, array, sizes)
-    return SparsePrefillInputs(
-        q=arrays["q"],
-        kv=arrays["kv"],
-        indices=arrays["indices"],
-        attn_sink=arrays.get("attn_sink"),
-        topk_length=arrays.get("topk_length"),
-        sm_scale=_sm_scale(path, metadata),
-    )
-
-
-def _check_tensor(
-    path: Path, name: str, array: np.ndarray, sizes: dict[str, tuple[int, str]]
-) -> None:
-    """Checks dtype and axes; `sizes` holds each axis' size and the tensor that set it."""
-    dtype, axes = _INPUTS[name]
-    shape = f"{array.dtype.name} {list(array.shape)}"
-    if array.dtype.name != dtype or array.ndim != len(axes.split()):
-        accepted = f"{dtype} [{axes.replace(' ', ', ')}]"
-        raise BundleError(f"{path}: {name} is {shape}; accepted is {accepted}")
-    for axis, size in zip(axes.split(), array.shape, strict=True):
-        first, setter = sizes.setdefault(axis, (size, name))
-        if size != first:
-            raise BundleError(
-                f"{path}: {name} is {shape}, so {axis} is {size}, and {first} in {setter}"
-            )
-    if name == "q" and array.shape[2] not in (512, 576):
-        raise BundleError(f"{path}: q is {shape}; accepted for D are 512 and 576")
-    if name == "q" and not 1 <= array.shape[1] <= 128:
-        raise BundleError(f"{path}: q is {shape}; accepted for H are 1 to 128")
-
-
-def _sm_scale(path: Path, metadata: Mapping[str, str]) -> float:
-    text = metadata.get("sm_scale", "")
-    try:
-        scale = float(text)
-    except ValueError:
-        scale = math.nan
-    if not math.isfinite(scale):
-        raise BundleError(
-            f"{path}: sm_scale is {text!r} in the metadata; accepted is a finite number"
-        )
-    return scale
-
-
-def _result(path: Path, tensors: Mapping[str, np.ndarray]) -> SparsePrefillResult:
-    missing = [name for name in ("out", "lse") if name not in tensors]
-    if missing:
-        raise BundleError(f"{path} lacks the result {missing[0]}; out and lse are needed")
-    rows = tensors.get("out_rows")
-    if rows is not None and (rows.dtype != np.int32 or rows.ndim != 1):
-        shape = f"{rows.dtype.name} {list(rows.shape)}"
-        raise BundleError(f"{path}: out_rows is {shape}; accepted is int32 [R]")
-    return SparsePrefillResult(
-        out=tensors["out"], lse=tensors["lse"], max_logits=tensors.get("max_logits"), out_rows=rows
-    )
-
-
-def _reference(path: Path, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+def _reference(path: Path, mine: BundleFile, inputs: Inputs) -> Any:
     """The result in THEIRS; whatever it says about its inputs must be MINE's."""
-    tensors, metadata = _read(path)
-    says_inputs = "case" in metadata or any(name in tensors for name in _INPUTS)
-    found = (
-        _inputs(path, tensors, metadata).sha256() if says_inputs else metadata.get("input_sha256")
-    )
-    if found is not None and found != inputs.sha256():
+    file = read_bundle(path, mine.form)
+    if file.form is not mine.form:
+        raise BundleError(f"{path} is of {file.form.suite}; {mine.path} is of {mine.form.suite}")
+    found = file.inputs().sha256() if file.says_inputs else file.input_sha256
+    if found not in (None, inputs.sha256()):
         raise BundleError(
             f"{path} is another call: its inputs have SHA-256 {found[:12]} and the other file's "
             f"{inputs.sha256()[:12]}"
         )
-    return _result(path, tensors)
+    return file.result()
+
+
+def _suite_of(inputs: Inputs | Mapping[str, Any] | Case | str) -> str:
+    if isinstance(inputs, str):
+        inputs = parse_case(inputs)
+    if isinstance(inputs, Case):
+        return inputs.suite
+    return PREFILL.suite if isinstance(inputs, Mapping) else suite_of(inputs)
+
+
+def _texts(words: Mapping[str, Any], of: Any) -> dict[str, str]:
+    """These fields of an object as metadata; None is left out."""
+    values = {name: getattr(of, name) for name in words}
+    return {n: words[n].key.show(value) for n, value in values.items() if value is not None}

@@ -1,5 +1,5 @@
-"""Safetensors files with bfloat16 tensors as NumPy arrays (through ml_dtypes), read whole and
-written atomically: shared by recorded results and bundles."""
+"""Safetensors files with bfloat16 and float8 tensors as NumPy arrays (through ml_dtypes), read
+whole and written atomically: shared by recorded results and bundles."""
 
 from __future__ import annotations
 
@@ -44,8 +44,23 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         raise ValueError("there is no such file")
     try:
         with safe_open(path, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            narrow = [n for n in names if file.get_slice(n).get_dtype().startswith(_NARROW)]
+            tensors = {name: file.get_tensor(name) for name in names if name not in narrow}
             metadata = dict(file.metadata() or {})
+        if narrow:
+            tensors |= _read_by_torch(path, narrow)
     except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"it isn't a readable safetensors file ({error})") from error
     return tensors, metadata
+
+
+_NARROW = ("F8", "F6", "F4")
+
+
+def _read_by_torch(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    """Tensors of less than two bytes a number, whose dtypes safetensors doesn't find in NumPy."""
+    from compare.run.convert import to_numpy
+
+    with safe_open(path, framework="pt") as file:
+        return {name: to_numpy(file.get_tensor(name), name) for name in names}

@@ -144,7 +144,7 @@ def bundle(tmp_path: Path, eager) -> Path:
         ),
         ({"indices": np.zeros((3, 64), np.int32)}, r"indices is int32 \[3, 64\], so T is 3, and 2"),
         ({"q": np.zeros((2, 4, 512), np.float32)}, r"q is float32 .*; accepted is bfloat16 \[T, H"),
-        ({"q": np.zeros((2, 4, 500), ml_dtypes.bfloat16)}, "accepted for D are 512 and 576"),
+        ({"q": np.zeros((2, 4, 500), ml_dtypes.bfloat16)}, "so D is 512, and 500 in q"),
         (
             {"attn_sink": np.zeros(5, np.float32)},
             r"attn_sink is float32 \[5\], so H is 5, and 4 in q",
@@ -160,12 +160,56 @@ def test_tensors_that_do_not_fit_are_named(bundle, changes, sentence):
 
 
 @pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {
+                "q": np.zeros((2, 4, 500), ml_dtypes.bfloat16),
+                "kv": np.zeros((100, 500), ml_dtypes.bfloat16),
+            },
+            "q: width D = 500; accepted are 512 and 576",
+        ),
+        ({"topk_length": np.array([3, 65], np.int32)}, "topk_length: 65 in row 1; accepted are 0"),
+    ],
+)
+def test_values_that_no_implementation_may_be_given_are_named(bundle, changes, sentence):
+    rewrite(bundle, {"sm_scale": "1"}, **changes)
+    with pytest.raises(BundleError, match=f"own.safetensors: {sentence}"):
+        compare_files(bundle)
+
+
+@pytest.mark.parametrize("saved", ["metadata", "by hand"])
+def test_a_declared_base_2_lse_and_sign_of_empty_rows_are_converted_and_said(
+    tmp_path, eager, saved
+):
+    inputs = inputs_of(LINE.replace("seed", "empty_rows=1,seed"))
+    result = eager().run(inputs)
+    assert np.isposinf(result.lse).any()
+    theirs = np.where(np.isinf(result.lse), -np.inf, result.lse / np.log(2)).astype(np.float32)
+    other = dataclasses.replace(result, lse=theirs)
+    path = tmp_path / "other.safetensors"
+    declared = {"lse": "base2", "empty_lse": "-inf"}
+    if saved == "metadata":
+        save_bundle(path, inputs, other, **declared)
+    else:
+        save_bundle(path, inputs, other)
+        assert compare_files(path).exit_status == 1
+        rewrite(path, read_tensors(path)[1] | declared)
+    (row,) = compare_files(path).rows
+    assert row.verdict.status is Status.PASS, row.verdict.reason
+    assert "declared base 2" in " ".join(row.verdict.notes)
+    assert "declared -inf and was turned into +inf" in " ".join(row.verdict.notes)
+
+
+@pytest.mark.parametrize(
     ("metadata", "sentence"),
     [
         ({}, "sm_scale is '' in the metadata; accepted is a finite number"),
         ({"sm_scale": "nan"}, "sm_scale is 'nan'"),
         ({"sm_scale": "1", "suite": "dcp"}, "has suite=dcp in its metadata"),
         ({"case": LINE}, "names a case in its metadata and holds the input q too"),
+        ({"sm_scale": "1", "lse": "base-2"}, "lse is 'base-2' in .*; accepted is natural | base2"),
+        ({"sm_scale": "1", "empty_lse": "0"}, r"empty_lse is '0' in .*; accepted is \+inf | -inf"),
     ],
 )
 def test_metadata_that_does_not_fit_is_named(bundle, metadata, sentence):
@@ -262,3 +306,30 @@ def test_what_is_no_call_or_no_result_is_refused_before_anything_is_written(tmp_
     with pytest.raises(TypeError, match="result"):
         save_bundle(path, inputs, inputs.q)
     assert not path.exists()
+
+
+def test_words_of_the_metadata_that_mean_nothing_are_said(bundle):
+    _, metadata = read_tensors(bundle)
+    rewrite(bundle, metadata | {"format": "pt", "sm_scales": "0.3", "author": "me"})
+    (row,) = compare_files(bundle).rows
+    assert row.verdict.status is Status.PASS
+    assert row.verdict.notes[-1] == f"not read from the metadata of {bundle}: author, sm_scales"
+
+
+def test_words_beside_a_case_are_refused(tmp_path, eager):
+    path = tmp_path / "case.safetensors"
+    save_bundle(path, LINE, eager().run(inputs_of(LINE)))
+    rewrite(path, read_tensors(path)[1] | {"sm_scale": "0.5"})
+    with pytest.raises(BundleError, match="names a case in its metadata and gives sm_scale too"):
+        compare_files(path)
+
+
+def test_an_lse_of_another_convention_is_refused_where_it_is_saved(tmp_path, eager):
+    with pytest.raises(ValueError, match="lse: 'log2'; accepted are natural and base2"):
+        save_bundle(tmp_path / "x", LINE, eager().run(inputs_of(LINE)), lse="log2")
+    assert not (tmp_path / "x").exists()
+
+
+def test_suites_without_tensors_have_no_bundle(tmp_path):
+    with pytest.raises(ValueError, match="suite: decode-plan; bundles hold sparse-prefill or dcp"):
+        save_bundle(tmp_path / "x", "decode-plan:lens=9,q=1", ())
