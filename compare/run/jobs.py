@@ -123,12 +123,17 @@ def parallel_events(
             job.child.let_end(_END_SECONDS)
 
 
+_LEAST_POOL = 8
+
+
 def _environment(threads: int) -> dict[str, str]:
     """Each job its share of the cores, and none all of a GPU's memory; what the user set stays."""
     wanted = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "OMP_NUM_THREADS": str(threads),
-        "NPROC": str(threads),  # XLA's own word for the size of its CPU thread pool
+        # XLA's own word for the size of its CPU thread pool. Under Pallas' interpreter a role that
+        # waits may hold a thread, so that too few wait for ever.
+        "NPROC": str(max(threads, _LEAST_POOL)),
     }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
