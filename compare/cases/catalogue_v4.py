@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from compare.cases.make_v4_stages import RECORDED
 
-# Each stands for its keys without seed and suite. Small heads keep the recorded results small.
+# Each stands for its keys without seed and suite. Few heads keep the recorded results small, and
+# chunks of one shape are compiled once.
 _ZERO_QUERIES = (
     # vllm-project/vllm#49059: 40 rows of workspace hold one request at a time.
     "seq=40+40+16+64+0,q=0+5+0+3+0,h=16,topk=16,window=8,max_len=64,max_tokens=16,chunk=1",
@@ -41,14 +42,15 @@ _EDGES = (
     "seq=60+9+30,q=4+2+3,h=16,topk=8,window=8,page=32,data=exact",
 )
 _BATCHES = (
-    "seq=300+70+5+0+129,q=3+4+5+0+2,h=64",
+    "seq=300+70+5+40+129,q=3+4+5+0+2,h=64",
     "seq=300+70+5+40+129,q=3+4+5+0+2,h=128,data=flat,sink=mixed",
+    "seq=300+70+5+40+129,q=3+4+5+0+2,h=16,data=exact",
     # vllm-project/vllm#41834: rows of the second request, with offsets of the engine's.
     "seq=6+21,q=3+2,start=7,h=16,topk=4,window=8,data=exact",
     "seq=40+90+140+33+250+64,q=1+2+1+3+1+2,start=11,h=16,data=flat",
     "seq=66+130+97,q=4+5+3,h=16,page=32,data=exact",
     # Chunks of one and of two requests.
-    "seq=150+420+260,q=2+3+4,h=16,topk=48,max_len=512,max_tokens=16,chunk=1",
+    "seq=420+423+421,q=3+3+3,h=16,topk=48,max_len=512,max_tokens=16,chunk=1",
     "seq=120+130+140+150,q=2+2+2+2,h=16,ratio=128,topk=4,max_len=256,max_tokens=144,chunk=1",
     "seq=301+40,q=4+3,h=16,ratio=2,topk=128,data=flat",
     "seq=150+33,q=3+2,h=64,ratio=2,topk=96,data=exact,format=bf16",
@@ -65,11 +67,12 @@ _OTHERS = (
     "seq=60,q=30,h=8,topk=16,window=8,images=0:32-55,max_image=24,data=flat",
     "seq=310,q=16,h=8,images=0:296-301+0:300-307,max_image=8,sink=mixed",
     # The other plans.
-    "seq=300+70+5,q=3+4+5,h=16,plan=alone,data=exact",
-    "seq=300+70+5,q=3+4+5,h=16,plan=vllm-0.33.0,sink=-inf",
+    "seq=300+90+303,q=3+0+3,h=16,plan=alone,data=exact",
+    "seq=300+70+5+40+129,q=3+4+5+0+2,h=16,plan=vllm-0.33.0,sink=-inf",
     # Sinks and scores at their ends, other head counts.
-    "seq=200+20,q=2+3,h=16,sink=inf,data=flat",
-    "seq=200,q=2,h=16,sink=nan",
+    "seq=300+70+5+40+129,q=3+4+5+0+2,h=16,sink=inf,data=flat",
+    "seq=300+70+5+40+129,q=3+4+5+0+2,h=16,sink=nan",
+    "seq=300+70+5+40+129,q=3+4+5+0+2,h=16,sink=mixed,data=peaked",
     "seq=260+90,q=3+2,h=40,data=peaked,sink=mixed",
     "seq=180,q=3,h=128,format=bf16,data=peaked",
     "seq=260+31,q=2+3,h=96,format=bf16,page=32,sink=zero",

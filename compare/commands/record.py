@@ -76,12 +76,18 @@ def record(
     return status
 
 
+_ENDINGS = {"dcp-decode": "_decode", "v4-prefill": "_v4", "v4-stages": "_stages"}
+"""Of the folders of a kernel that serves several suites."""
+
+
 def _folder_name(kernel: str, suites: set[str]) -> str:
-    """A kernel's own folder; decode has one of its own where the name serves prefill too."""
+    """A kernel's own folder; one for each suite where the name serves several."""
     from compare.run import registry
 
     if ":" in kernel:
         raise WordsOff(f"--kernel {kernel}: --out says in which folder its results are kept")
     name = kernel.replace("-", "_")
-    both = "sparse-prefill" in registry.TABLE[kernel].suites
-    return f"{name}_decode" if both and suites == {"dcp-decode"} else name
+    if len(registry.TABLE[kernel].suites) == 1 or len(suites) != 1:
+        return name
+    (suite,) = suites
+    return name + _ENDINGS.get(suite, "")

@@ -1,59 +1,105 @@
-"""The V4 prefill path with CUDA kernels in it, and an engine's own stages, through torch_ref's
+"""The V4 prefill path through FlashMLA, and an importable vLLM's own stages, by torch_ref's
 adapters."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.cases.v4_prefill import WIDTH, V4PrefillCase
-from compare.run.local_v4 import V4Prefill
-from compare.run.result import V4PrefillResult
-from compare.run.torch_v4 import planner_arguments, v4_arguments, v4_result
+from compare.cases.v4_stages import V4StagesCase
+from compare.run.local_v4 import V4Prefill, V4Stages
+from compare.run.result import V4PrefillResult, V4StagesResult
+from compare.run.torch_implementations import torch_device
+from compare.run.torch_v4 import planner_arguments, run_stage, v4_arguments, v4_result
 
 
-class FlashMlaV4(V4Prefill):
-    """torch_ref's plan, gathers and lists, with FlashMLA's sparse prefill as attention."""
+class _FlashMla(V4Prefill):
+    """Base: a subclass names its adapter."""
+
+    def adapter(self) -> ModuleType:
+        """torch_ref's module with find_build and unsupported_reason."""
+        raise NotImplementedError
 
     def unavailable(self) -> str | None:
-        from torch_ref.cuda import flash_mla_adapter
-
         if self.device == "cpu":
             return "FlashMLA needs a CUDA GPU, not the device 'cpu'"
-        return flash_mla_adapter.unsupported_reason()
+        return self.adapter().unsupported_reason()
 
     def warm_up(self) -> None:
+        self.adapter().find_build()
+
+    def build(self) -> tuple[str, ...]:
+        """Which build runs, in a sentence."""
+        build = self.adapter().find_build()
+        return () if build is None else (f"FlashMLA build: {build.name} {build.version}",)
+
+
+class FlashMlaV4(_FlashMla):
+    """torch_ref's plan, gathers and lists, with FlashMLA's sparse prefill as attention."""
+
+    def adapter(self) -> ModuleType:
         from torch_ref.cuda import flash_mla_adapter
 
-        flash_mla_adapter.find_build()
+        return flash_mla_adapter
 
     def refuses(self, case: V4PrefillCase) -> str | None:
-        from torch_ref.cuda import flash_mla_adapter
-
-        return flash_mla_adapter.unsupported_reason(
+        return self.adapter().unsupported_reason(
             heads=case.h, d_qk=WIDTH, topk=case.slots, sm_scale=case.scale
         )
 
     def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
-        import torch_ref
-        from torch_ref.cuda import flash_mla_adapter
-
-        said: list[str] = []
-
-        def attend(*arguments: Any, **options: Any) -> Any:
-            # A plan with an empty chunk is executed as an engine would: the abort is the answer.
-            result, notes = flash_mla_adapter.sparse_prefill(
-                *arguments, **options, allow_empty=True
-            )
-            said.extend(notes)
-            return result
-
-        found = torch_ref.v4_prefill(
+        found, notes = self.adapter().v4_prefill(
             **v4_arguments(inputs, self.device or "cuda"),
             **planner_arguments(inputs),
-            attend=attend,
             keep_stages=True,
         )
-        build = flash_mla_adapter.find_build()
-        named = () if build is None else (f"FlashMLA build: {build.name} {build.version}",)
-        return v4_result(found, notes=(*named, *dict.fromkeys(said)))
+        return v4_result(found, notes=(*self.build(), *notes))
+
+
+class FlashMlaFp8(_FlashMla):
+    """FlashMLA's sparse decode on the FP8 pages themselves, each token a batch entry of its own."""
+
+    def adapter(self) -> ModuleType:
+        from torch_ref.cuda import flash_mla_sparse_decode
+
+        return flash_mla_sparse_decode
+
+    def refuses(self, case: V4PrefillCase) -> str | None:
+        return self.adapter().unsupported_reason(
+            kv_format=case.format, heads=case.h, sm_scale=case.scale
+        )
+
+    def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
+        from torch_ref.v4_prefill_inputs import check_v4_inputs
+
+        checked = check_v4_inputs(**v4_arguments(inputs, self.device or "cuda"))
+        found, notes = self.adapter().v4_prefill(checked)
+        return v4_result(found, planned=False, notes=(*self.build(), *notes))
+
+
+class VllmStages(V4Stages):
+    """The stage functions of the vLLM that is importable, whatever its version."""
+
+    def unavailable(self) -> str | None:
+        from torch_ref.cuda import vllm_stages
+
+        return vllm_stages.unsupported_reason("combine")
+
+    def refuses(self, case: V4StagesCase) -> str | None:
+        from torch_ref.cuda import vllm_stages
+
+        stage: Any = case.stage
+        return vllm_stages.unsupported_reason(stage, kv_format=case.format)
+
+    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+        from torch_ref.cuda import vllm_adapter, vllm_stages
+
+        functions = {
+            "combine": vllm_stages.combine_topk_swa_indices,
+            "global_topk": vllm_stages.global_topk_slots,
+            "gather": vllm_stages.gather_kv,
+        }
+        found = run_stage(functions[stage], stage, arguments, torch_device(self.device))
+        return V4StagesResult(arrays=found.arrays, notes=(f"vLLM {vllm_adapter.version()}",))

@@ -45,6 +45,8 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
         jax_device(self.device)
 
     def refuses(self, case: V4PrefillCase) -> str | None:
+        if self.fused and case.format != "v4-fp8":
+            return f"format={case.format}: attention without a workspace reads pages of v4-fp8"
         if self.backend != INTERPRETER or case.blocks(KEYS, HEADS) <= INTERPRETER_BLOCKS:
             return None
         return (
@@ -60,7 +62,6 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
 
         run: Any = v4_prefill  # NumPy arrays are as welcome as jax's
         plan = given_plan(inputs)
-        bound = inputs.seq_lens_bound
         with jax.default_device(jax_device(self.device)), self.compilation():
             compressed = None
             if inputs.compressed_cache is not None and inputs.compressed_page is not None:
@@ -82,7 +83,7 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
                 attn_sink=inputs.attn_sink,
                 image_spans=inputs.image_spans,
                 max_image_tokens=inputs.max_image_tokens,
-                seq_lens_bound=None if bound is None else bound.tolist(),
+                seq_lens_bound=inputs.seq_lens_bound,
                 max_model_len=inputs.max_model_len,
                 max_num_batched_tokens=inputs.max_num_batched_tokens,
                 chunk_size=inputs.chunk_size,
@@ -95,7 +96,7 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
                 out=np.asarray(found.out),
                 max_logits=np.asarray(found.max_logits),
                 lse=np.asarray(found.lse),
-                plan=plan_chunks(found.plan),
+                plan=None if found.plan is None else plan_chunks(found.plan),
                 stages=chunk_stages(found.stages),
             )
 

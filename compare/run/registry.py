@@ -113,6 +113,12 @@ def _flash_mla_v4(device: str | None) -> Implementation:
     return FlashMlaV4("flash_mla", device)
 
 
+def _flash_mla_fp8(device: str | None) -> Implementation:
+    from compare.run.cuda_v4 import FlashMlaFp8
+
+    return FlashMlaFp8("flash_mla-fp8", device)
+
+
 def _flashinfer(backend: str) -> Make:
     def make(device: str | None) -> Implementation:
         from compare.run.cuda_decode import FlashInferDecode
@@ -160,6 +166,12 @@ def _vllm(device: str | None) -> Implementation:
     return vllm_planner()
 
 
+def _vllm_stages(device: str | None) -> Implementation:
+    from compare.run.cuda_v4 import VllmStages
+
+    return VllmStages("vllm", device)
+
+
 TABLE = {
     entry.name: entry
     for entry in (
@@ -203,6 +215,12 @@ TABLE = {
             isolated=True,
         ),
         Entry(
+            name="flash_mla-fp8",
+            what="FlashMLA's sparse decode on V4's pages, a batch entry for each token",
+            parts={_V4: _flash_mla_fp8},
+            isolated=True,
+        ),
+        Entry(
             name="flashinfer-fa3",
             what="FlashInfer's paged MLA attention, backend fa3",
             parts={_DECODE: _flashinfer("fa3")},
@@ -237,8 +255,9 @@ TABLE = {
         ),
         Entry(
             name="vllm",
-            what="chunk planner of the vLLM that is importable",
-            parts={_PLAN: _vllm},
+            what="chunk planner and V4's stages of the vLLM that is importable",
+            parts={_PLAN: _vllm, _STAGES: _vllm_stages},
+            isolated=True,
         ),
     )
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from compare.cases.v4_inputs import V4PrefillInputs
+from compare.cases.v4_stages import STAGES
 from compare.run import convert
 from compare.run.local_v4 import V4Prefill, V4Stages, chunk_stages, given_plan, plan_chunks
 from compare.run.result import V4PrefillResult, V4StagesResult
@@ -55,14 +57,14 @@ def planner_arguments(inputs: V4PrefillInputs) -> dict[str, Any]:
     }
 
 
-def v4_result(found: Any, notes: tuple[str, ...] = ()) -> V4PrefillResult:
-    """torch_ref's result as the judge's."""
+def v4_result(found: Any, *, planned: bool = True, notes: tuple[str, ...] = ()) -> V4PrefillResult:
+    """torch_ref's result as the judge's. planned: it went by a plan."""
     maxima = found.max_logits
     return V4PrefillResult(
         out=convert.to_numpy(found.out),
         lse=convert.to_numpy(found.lse),
         max_logits=None if maxima is None else convert.to_numpy(maxima),
-        plan=plan_chunks(found.plan),
+        plan=plan_chunks(found.plan) if planned else None,
         stages=chunk_stages(found.stages),
         notes=notes,
     )
@@ -93,22 +95,33 @@ class TorchV4Stages(TorchDevice, V4Stages):
 
     def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         from torch_ref.indices import combine_topk_swa_indices, global_topk_slots
-        from torch_ref.kv_cache import PagedKV, gather_kv
+        from torch_ref.kv_cache import gather_kv
 
-        device = torch_device(self.device)
-        given = {
-            name: convert.to_torch(value, device, copy=True)
-            if isinstance(value, np.ndarray)
-            else value
-            for name, value in arguments.items()
+        functions = {
+            "combine": combine_topk_swa_indices,
+            "global_topk": global_topk_slots,
+            "gather": gather_kv,
         }
-        if stage == "gather":
-            paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
-            found: dict[str, Any] = {"workspace": gather_kv(paged, **given)}
-        elif stage == "combine":
-            indices, lengths = combine_topk_swa_indices(**given)
-            found = {"indices": indices, "lengths": lengths}
-        else:
-            slots, lengths = global_topk_slots(**given)
-            found = {"slots": slots, "lengths": lengths}
-        return V4StagesResult(arrays={n: convert.to_numpy(a) for n, a in found.items()})
+        return run_stage(functions[stage], stage, arguments, torch_device(self.device))
+
+
+def run_stage(
+    function: Callable[..., Any], stage: str, arguments: dict[str, Any], device: str
+) -> V4StagesResult:
+    """A stage by a function with the signature that torch_ref's own has; its arguments are copied,
+    since a gather writes into the workspace.
+    """
+    from torch_ref.kv_cache import PagedKV
+
+    given = {
+        name: convert.to_torch(value, device, copy=True) if isinstance(value, np.ndarray) else value
+        for name, value in arguments.items()
+    }
+    if stage == "gather":
+        paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
+        found: tuple[Any, ...] = (function(paged, **given),)
+    else:
+        found = function(**given)
+    return V4StagesResult(
+        arrays={n: convert.to_numpy(a, n) for n, a in zip(STAGES[stage], found, strict=True)}
+    )

@@ -298,18 +298,24 @@ def _facts(implementation: Implementation, revision: str) -> dict[str, Any]:
 
 def _build(implementation: Implementation) -> dict[str, str]:
     """Name and version of the kernel; this project's own implementations have its version."""
-    if implementation.name == "flash_mla":
-        from torch_ref.cuda.flash_mla_adapter import find_build
+    name = implementation.name
+    if name in ("flash_mla", "flash_mla-fp8"):
+        from torch_ref.cuda import flash_mla_adapter, flash_mla_sparse_decode
 
-        if build := find_build():
+        adapter = flash_mla_adapter if name == "flash_mla" else flash_mla_sparse_decode
+        if build := adapter.find_build():
             return {"name": build.name, "version": build.version}
-    if implementation.name.startswith("flashinfer-"):
+    if name.startswith("flashinfer-"):
         from torch_ref.cuda.flashinfer_adapter import version as flashinfer_version
 
         return {"name": "flashinfer-python", "version": flashinfer_version()}
+    if name == "vllm":
+        from torch_ref.cuda.vllm_adapter import version as vllm_version
+
+        return {"name": name, "version": vllm_version() or "unknown"}
     from compare._version import version
 
-    return {"name": implementation.name, "version": version()}
+    return {"name": name, "version": version()}
 
 
 def _git(root: Path, *words: str) -> str | None:

@@ -104,6 +104,9 @@ def test_decode_is_recorded_and_what_a_kernel_does_not_serve_is_skipped_and_said
         ("flash_mla", "sparse-prefill", "flash_mla"),
         ("flash_mla", "dcp-decode", "flash_mla_decode"),
         ("flashinfer-fa3", "dcp-decode", "flashinfer_fa3"),
+        ("flash_mla", "v4-prefill", "flash_mla_v4"),
+        ("flash_mla-fp8", "v4-prefill", "flash_mla_fp8"),
+        ("vllm", "v4-stages", "vllm_stages"),
     ],
 )
 def test_each_kernel_and_suite_has_a_folder_of_its_own(kernel, suite, name):

@@ -115,6 +115,12 @@ def test_the_interpreter_takes_small_cases() -> None:
     assert registry.find("xla").supports(big) is None
 
 
+def test_attention_without_a_workspace_is_for_fp8_pages() -> None:
+    for name in ("xla-fused", "pallas-fused-interpret"):
+        reason = registry.find(name).supports(parse_case("v4-prefill:seq=9,q=1,format=bf16"))
+        assert reason == "format=bf16: attention without a workspace reads pages of v4-fp8"
+
+
 def test_own_candidates_and_references_of_the_v4_suites(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.here("v4-prefill", "cpu") == [
         "xla",
@@ -130,7 +136,8 @@ def test_own_candidates_and_references_of_the_v4_suites(monkeypatch: pytest.Monk
 
 def test_flash_mla_needs_a_gpu() -> None:
     case = default_cases("v4-prefill")[0]
-    assert "GPU" in str(registry.find("flash_mla", "cpu").supports(case))
+    for name in ("flash_mla", "flash_mla-fp8"):
+        assert "GPU" in str(registry.find(name, "cpu").supports(case))
 
 
 def test_inputs_and_results_come_whole_through_another_process() -> None:
