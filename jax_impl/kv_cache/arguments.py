@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.arrays import is_traced, shape_of, shares_memory, to_jax
-from jax_impl.kv_cache.paged import PagedKV
+from jax_impl.kv_cache.paged import PagedKV, check_paged
 
 _INT32 = ("int32",)
-_INT32_MAX = 2**31 - 1
 
 
 class Arguments(NamedTuple):
@@ -42,8 +41,7 @@ def check(
     offset: Any,
 ) -> Arguments:
     """Raises ValueError for what can't be served, else converts."""
-    if not isinstance(paged, PagedKV):
-        raise ValueError(f"paged must be a PagedKV; got {type(paged).__name__}")
+    check_paged(paged)
     requests, rows, width = _workspace_shape(workspace)
     if width != paged.d:
         raise ValueError(

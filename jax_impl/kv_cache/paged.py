@@ -111,6 +111,11 @@ def empty_cache(kv_format: str, *, num_pages: int, page_size: int, fill: int = 0
     return PagedKV(cache, page_size, layout.name)
 
 
+def check_paged(paged: Any) -> None:
+    if not isinstance(paged, PagedKV):
+        raise ValueError(f"paged must be a PagedKV; got {type(paged).__name__}")
+
+
 def check_page_size(page_size: Any, layout: KVFormat) -> int:
     """As a Python integer; ValueError unless it is at least 1 and a page's bytes fit an int32."""
     if not _is_integer(page_size) or page_size < 1:

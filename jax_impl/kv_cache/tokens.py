@@ -17,7 +17,7 @@ from jax import lax
 from jax_impl.arrays import is_traced, shape_of, to_jax
 from jax_impl.kv_cache import quantize
 from jax_impl.kv_cache.formats import Field, KVFormat, ScaleRule
-from jax_impl.kv_cache.paged import PagedKV
+from jax_impl.kv_cache.paged import PagedKV, check_paged
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Float, Float32, Int32, UInt8, UInt16
@@ -34,7 +34,7 @@ def read_kv(paged: PagedKV, slots: Int32[Any, "*rest"]) -> BFloat16[Array, "*res
     Float8 columns are bfloat16(float32(code) * scale): exact for power-of-two scales, NaN for
     NaN codes and NaN scales. A cache without slots serves an empty list only.
     """
-    _check_paged(paged)
+    check_paged(paged)
     shape = _check_slots(slots, "slots")
     slots = to_jax(slots, "slots")
     if 0 in shape:
@@ -59,7 +59,7 @@ def read_scales(paged: PagedKV, slots: Int32[Any, "*rest"]) -> Float32[Array, "*
 
     ValueError for a format without scales.
     """
-    _check_paged(paged)
+    check_paged(paged)
     if paged.layout.quantised is None:
         raise ValueError(f"paged must be in a format with scales; {paged.kv_format} has none")
     shape = _check_slots(slots, "slots")
@@ -133,7 +133,7 @@ def insert_kv(
     A group with a NaN or an infinity is NaN as a whole when read. Columns that aren't quantised
     are rounded to bfloat16; padding bytes of a token become 0.
     """
-    _check_paged(paged)
+    check_paged(paged)
     layout = paged.layout
     rows, width = shape_of(values, "values", "[N, D]", ("bfloat16", "float32"))
     if width != paged.d:
@@ -203,11 +203,6 @@ def _with_field(
         numbers,
         mode=lax.GatherScatterMode.FILL_OR_DROP,
     )
-
-
-def _check_paged(paged: Any) -> None:
-    if not isinstance(paged, PagedKV):
-        raise ValueError(f"paged must be a PagedKV; got {type(paged).__name__}")
 
 
 def _check_slots(slots: Any, name: str, axes: str | None = None) -> tuple[int, ...]:

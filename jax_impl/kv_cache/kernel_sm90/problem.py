@@ -20,8 +20,8 @@ class Config:
     rows_per_warp: int = 4
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows_per_warp <= 16:
-            raise ValueError(f"rows_per_warp must lie in [1, 16]; got {self.rows_per_warp}")
+        if not 2 <= self.rows_per_warp <= 16:
+            raise ValueError(f"rows_per_warp must lie in [2, 16]; got {self.rows_per_warp}")
 
     @property
     def rows_per_block(self) -> int:

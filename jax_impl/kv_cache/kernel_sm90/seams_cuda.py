@@ -79,12 +79,8 @@ def copy_rows(cache_gmem: Any, workspace_gmem: Any, rows: Any, problem: Problem)
         loaded = []
         for row, page, token, wanted in places:
             words = [lane.load(cache, page, token, wanted) for lane in lanes]
-            first_row = ptx.times(ptx.wide(ptx.scalar(request)), problem.num_rows)
-            target = ptx.plus(
-                ptx.gmem_address(workspace),
-                ptx.times(arith.addi(first_row, ptx.wide(row)), problem.layout.d * BF16_BYTES),
-                ptx.times(_lane(), pieces.WRITTEN_BYTES),
-            )
+            target = row_address(ptx.gmem_address(workspace), problem, ptx.scalar(request), row)
+            target = ptx.plus(target, ptx.times(_lane(), pieces.WRITTEN_BYTES))
             loaded.append((target, wanted, words))
         for target, wanted, words in loaded:
             for lane, held in zip(lanes, words, strict=True):
@@ -192,6 +188,15 @@ def field_address(
         ptx.times(token, layout.token_stride(field)),
         layout.first_byte(field, problem.page_size),
     )
+
+
+def row_address(
+    workspace: ir.Value, problem: Problem, request: ir.Value, row: ir.Value
+) -> ir.Value:
+    """Where a row of a request begins."""
+    first_row = ptx.times(ptx.wide(request), problem.num_rows)
+    number = arith.addi(first_row, ptx.wide(row))
+    return ptx.plus(workspace, ptx.times(number, problem.layout.d * BF16_BYTES))
 
 
 def _lane() -> ir.Value:

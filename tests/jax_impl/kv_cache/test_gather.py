@@ -38,7 +38,7 @@ def check(
 
 
 @pytest.mark.parametrize("name", WIDTHS)
-@pytest.mark.parametrize("page_size", [1, 2, 3, 64])
+@pytest.mark.parametrize("page_size", [1, 3, 64])
 def test_tokens_come_from_their_pages_and_other_rows_stay(backend, name, page_size):
     """A long request over all pages, the end of one that straddles two, one token, and none."""
     seq = [19, page_size + 5, 1, 7]
@@ -228,6 +228,11 @@ GOOD: dict[str, Any] = dict(
     offset=2,
 )
 
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return GOOD | changes
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"paged": PAGED.cache}, "paged must be a PagedKV; got ArrayImpl"),
     ({"workspace": np.zeros((2, 10, 576), BF16)}, "workspace must be 512 wide for a v4-fp8 cache"),
@@ -258,17 +263,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_what_cannot_be_gathered_is_refused_by_name(changes, message):
     with pytest.raises(ValueError, match="^" + re.escape(message)):
-        gather_kv(**(GOOD | changes))
+        gather_kv(**changed(**changes))
 
 
 def test_the_arguments_that_the_refusals_vary_are_good():
     gather_kv(**GOOD)
     # The second request's first page holds no token that is gathered.
-    gather_kv(**(GOOD | {"block_table": int32([[0, 1], [-9, 2]]), "gather_lens": int32([8, 1])}))
+    gather_kv(**changed(block_table=int32([[0, 1], [-9, 2]]), gather_lens=int32([8, 1])))
 
 
 def test_a_ref_is_asked_for_by_name():
-    arguments = {key: GOOD[key] for key in ("paged", "block_table", "seq_lens")}
+    arguments: dict[str, Any] = {key: GOOD[key] for key in ("paged", "block_table", "seq_lens")}
     for workspace in (GOOD["workspace"], None):
         with pytest.raises(ValueError, match=r"workspace must be a ref .*jax.empty_ref"):
             gather_kv_into(**arguments, workspace=workspace)
@@ -288,5 +293,5 @@ def test_torch_tensors_are_taken():
     import torch
 
     arrays = {key: torch.from_numpy(np.array(GOOD[key])) for key in ("block_table", "seq_lens")}
-    got = gather_kv(**(GOOD | arrays))
+    got = gather_kv(**changed(**arrays))
     np.testing.assert_array_equal(bits(got), bits(gather_kv(**GOOD)))

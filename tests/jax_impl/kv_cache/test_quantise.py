@@ -20,11 +20,19 @@ from jax_impl.kv_cache import (
     read_kv,
     read_scales,
 )
+from jax_impl.kv_cache.formats import Quantised
 from tests.jax_impl.kv_cache.model import BF16, E4M3, bits, int32, page_bytes
 
 ALL_BYTES = np.arange(256, dtype=np.uint8)
-V4, V32 = FORMATS["v4-fp8"].quantised, FORMATS["v3.2-fp8"].quantised
-assert V4 is not None and V32 is not None
+
+
+def quantised_columns(name: str) -> Quantised:
+    quantised = FORMATS[name].quantised
+    assert quantised is not None
+    return quantised
+
+
+V4, V32 = quantised_columns("v4-fp8"), quantised_columns("v3.2-fp8")
 
 
 def test_the_table_of_all_256_ue8m0_bytes():
@@ -87,9 +95,9 @@ def test_decoding_a_v32_code_rounds_float32_products_once():
 def test_decoded_values_are_rounded_to_bfloat16_also_where_a_cast_back_follows():
     data = np.zeros((1, 656), np.uint8)
     data[0, :512] = 0x39  # 1.125
-    data[0, 512:528] = np.float32([1 / 3] * 4).view(np.uint8)
+    data[0, 512:528] = np.array([1 / 3] * 4, np.float32).view(np.uint8)
     paged = PagedKV(data, 1, "v3.2-fp8")
-    widened = jax.jit(lambda p: read_kv(p, jnp.int32([0])).astype(jnp.float32))(paged)
+    widened = jax.jit(lambda p: read_kv(p, jnp.array([0], jnp.int32)).astype(jnp.float32))(paged)
     assert widened[0, 0] == np.float32(np.float32(1.125) * np.float32(1 / 3)).astype(BF16)
 
 
@@ -146,11 +154,11 @@ def test_v32_scales_and_codes_are_divisions_rounded_once():
 
 
 def test_codes_saturate_where_a_plain_cast_gives_nan():
-    values = np.float32([448, 464, 465, 500, -500, 1e30])
+    values = np.array([448, 464, 465, 500, -500, 1e30], np.float32)
     assert np.isnan(values.astype(E4M3).astype(np.float32)[2:]).all()
     stored = np.asarray(quantize.e4m3_codes(jnp.asarray(values))).view(E4M3).astype(np.float32)
     np.testing.assert_array_equal(stored, [448, 448, 448, 448, -448, 448])
-    decoded = np.uint8([0x7E, 0x7F, 0xFF]).view(E4M3).astype(np.float32)
+    decoded = np.array([0x7E, 0x7F, 0xFF], np.uint8).view(E4M3).astype(np.float32)
     assert decoded[0] == 448 and np.isnan(decoded[1:]).all()
 
 
@@ -203,7 +211,7 @@ class TestV32Scales:
     def test_a_reader_takes_the_scale_as_it_is(self):
         data = np.zeros((1, 656), np.uint8)
         data[0, 0] = 0x38  # 1.0
-        data[0, 512:528] = np.float32([0.75] * 4).view(np.uint8)
+        data[0, 512:528] = np.array([0.75] * 4, np.float32).view(np.uint8)
         paged = PagedKV(data, 1, "v3.2-fp8")
         assert np.asarray(read_kv(paged, int32([0])))[0, 0] == 0.75  # 0.5 or 1.0 if forced
 

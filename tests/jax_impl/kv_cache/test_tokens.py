@@ -22,7 +22,7 @@ from tests.jax_impl.kv_cache.model import (
     token_bits,
 )
 
-PAGE_SIZES = [1, 2, 5, 64]
+PAGE_SIZES = [1, 5, 64]
 
 
 @pytest.mark.parametrize("name", WIDTHS)
@@ -70,14 +70,13 @@ def exact_rows(count: int, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_what_is_inserted_is_read_back_and_nothing_else_is_written(name, page_size, dtype):
+def test_what_is_inserted_is_read_back_and_nothing_else_is_written(name, page_size):
     paged = random_cache(name, 4, page_size, seed=1)
     before = page_bytes(paged)
     slots = np.random.default_rng(4).permutation(4 * page_size)[: 2 * page_size].astype(np.int32)
     slots[0] = -1  # skipped
     rows = exact_rows(len(slots), paged.d)
-    after = insert_kv(paged, rows.astype(dtype), slots)
+    after = insert_kv(paged, rows, slots)
     kept = slots >= 0
     np.testing.assert_array_equal(np.asarray(read_kv(after, slots[kept]), np.float32), rows[kept])
     np.testing.assert_array_equal(page_bytes(paged), before)  # the cache handed over is not
@@ -91,6 +90,16 @@ def test_what_is_inserted_is_read_back_and_nothing_else_is_written(name, page_si
             first = layout.byte_offset(field, page_size, int(slot))
             changed.reshape(-1)[first : first + field.size] = True
     np.testing.assert_array_equal(page_bytes(after)[~changed], before[~changed])
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_bfloat16_rows_are_inserted_as_their_float32_values_are(name):
+    paged, slots = empty_cache(name, num_pages=2, page_size=2), int32([3, 0, 2])
+    rows = np.random.default_rng(8).standard_normal((3, paged.d)).astype(BF16)
+    np.testing.assert_array_equal(
+        page_bytes(insert_kv(paged, rows, slots)),
+        page_bytes(insert_kv(paged, rows.astype(np.float32), slots)),
+    )
 
 
 def test_a_v4_token_is_written_with_a_zero_in_its_padding():
@@ -138,7 +147,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), BAD)
 def test_what_cannot_be_inserted_is_refused_by_name(changes, message):
-    arguments = dict(paged=PAGED, values=ROWS, slot_mapping=SLOTS) | changes
+    arguments: dict[str, Any] = dict(paged=PAGED, values=ROWS, slot_mapping=SLOTS) | changes
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         insert_kv(**arguments)
 
