@@ -21,19 +21,30 @@ if TYPE_CHECKING:
         merge_states,
         plan_decode,
     )
-    from jax_impl.prefill import SparsePrefillResult, sparse_prefill, unsupported_reason
+    from jax_impl.prefill import (
+        SparsePrefillResult,
+        sparse_prefill,
+        sparse_prefill_paged,
+        unsupported_reason,
+    )
+    from jax_impl.prefill.pipeline import v4_prefill
+    from jax_impl.prefill.pipeline_result import ChunkStage, V4PrefillResult
 
 _HOMES = {
+    "ChunkStage": "jax_impl.prefill.pipeline_result",
     "DecodeCapacity": "jax_impl.decode",
     "DecodePlan": "jax_impl.decode",
     "DecodeResult": "jax_impl.decode",
     "SparsePrefillResult": "jax_impl.prefill",
+    "V4PrefillResult": "jax_impl.prefill.pipeline_result",
     "dcp_decode": "jax_impl.decode",
     "lse_from_base2": "jax_impl.decode",
     "merge_states": "jax_impl.decode",
     "plan_decode": "jax_impl.decode",
     "sparse_prefill": "jax_impl.prefill",
+    "sparse_prefill_paged": "jax_impl.prefill",
     "unsupported_reason": "jax_impl.prefill",
+    "v4_prefill": "jax_impl.prefill.pipeline",
 }
 
 _PACKAGES = ("kv_cache", "planning", "prefill")
@@ -46,10 +57,12 @@ if (os.cpu_count() or 1) < _INTERPRETER_THREADS:
     os.environ.setdefault("NPROC", str(_INTERPRETER_THREADS))
 
 __all__ = [
+    "ChunkStage",
     "DecodeCapacity",
     "DecodePlan",
     "DecodeResult",
     "SparsePrefillResult",
+    "V4PrefillResult",
     "dcp_decode",
     "kv_cache",
     "lse_from_base2",
@@ -58,7 +71,9 @@ __all__ = [
     "planning",
     "prefill",
     "sparse_prefill",
+    "sparse_prefill_paged",
     "unsupported_reason",
+    "v4_prefill",
 ]
 
 

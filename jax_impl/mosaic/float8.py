@@ -47,3 +47,60 @@ def ue8m0_scale(byte: ir.Value) -> ir.Value:
     bits = arith.maxui(arith.shli(byte, ptx.constant(23)), ptx.constant(_UE8M0_ZERO))
     is_nan = ptx.equals(byte, _UE8M0_NAN_BYTE)
     return arith.bitcast(ptx.f32(), arith.select(is_nan, ptx.constant(_NAN), bits))
+
+
+# Four instructions for two numbers, where `widened` takes seven: bits are moved into the place
+# of a bfloat16's, which makes 2^-120 of every number (of subnormal ones too), and one product
+# with a power of two puts that right together with the scale. Two things don't come out:
+# a NaN code, which would be 480, and a factor beyond a bfloat16's range.
+_MOVED_BY = 120
+_BF16_MANTISSA_BITS = 7
+_BOTH_HALVES = 0x00010001
+
+
+def moved_factor(byte: ir.Value) -> ir.Value:
+    """What `moved` multiplies by for a UE8M0 byte under 128, as two equal bfloat16."""
+    exponent = arith.addi(byte, ptx.constant(_MOVED_BY))  # of 2^(byte - 127 + 120), biased
+    return ptx.times(exponent, _BOTH_HALVES << _BF16_MANTISSA_BITS)
+
+
+def moved(word: ir.Value, factor: ir.Value) -> list[ir.Value]:
+    """As `widened`, for codes that aren't NaN and a factor of a byte under 128."""
+    # Each byte is extended by its sign, so that four places further the sign is in its place.
+    both = ptx.asm(
+        "{ .reg .b32 x, y; prmt.b32 x, $2, 0, 0x9180; prmt.b32 y, $2, 0, 0xb3a2; "
+        "shl.b32 x, x, 4; shl.b32 y, y, 4; "
+        "and.b32 x, x, 0x87f087f0; and.b32 y, y, 0x87f087f0; "
+        "mul.rn.bf16x2 $0, x, $3; mul.rn.bf16x2 $1, y, $3; }",
+        [word, factor],
+        "=r,=r,r,r",
+        ptx.struct(ptx.i32(), 2),
+        pure=True,
+    )
+    return ptx.unpack(both, ptx.i32(), 2)
+
+
+def note_nan_codes(noted: ir.Value, word: ir.Value) -> ir.Value:
+    """`noted` with a sign bit set, in some byte, if a code of the word is NaN.
+
+    A NaN's magnitude is 0x7f: adding 1 to it, or to a byte above one, carries into a sign.
+    """
+    return ptx.asm(
+        "{ .reg .b32 t; add.u32 t, $2, 0x01010101; lop3.b32 $0, $1, $2, t, 0xf6; }",
+        [noted, word],
+        "=r,r,r",
+        ptx.i32(),
+        pure=True,
+    )
+
+
+def any_noted_in_warp(noted: ir.Value) -> ir.Value:
+    """Whether a byte's sign bit is set in a lane of the warp, as i1."""
+    some = ptx.asm(
+        "{ .reg .pred mine, any; .reg .b32 t; and.b32 t, $1, 0x80808080; setp.ne.u32 mine, t, 0; "
+        "vote.sync.any.pred any, mine, 0xffffffff; selp.b32 $0, 1, 0, any; }",
+        [noted],
+        "=r,r",
+        ptx.i32(),
+    )
+    return arith.cmpi(arith.CmpIPredicate.ne, some, ptx.constant(0))

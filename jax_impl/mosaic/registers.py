@@ -7,10 +7,13 @@ its lower eight, and a lane two neighbouring columns out of every eight.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
@@ -77,16 +80,43 @@ def rows_of(values: Sequence[ir.Value], *, is_signed: bool | None = None) -> mgp
 
 
 def key_values(array: mgpu.FragmentedArray) -> list[ir.Value]:
-    """This thread's values of an array with one value per key, keys 16 apart."""
+    """This thread's values of an array with one value per key, in the order of their keys."""
     return [element(register) for register in array.registers.flat]
 
 
-def keys_of(values: Sequence[ir.Value]) -> mgpu.FragmentedArray:
+def keys_of(values: Sequence[ir.Value], layout: Any = KEY) -> mgpu.FragmentedArray:
     """The inverse of `key_values`, for 64 int32 keys."""
-    layout = KEY.to_mgpu()
+    layout = layout.to_mgpu()
     registers = np.empty(layout.registers_shape((64,)), dtype=object)
     registers.reshape(-1)[:] = [_one_vector(value) for value in values]
     return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=True)
+
+
+def words_layout(count: int) -> Any:
+    """Of an int32 array that stands for `count` words of each thread, whatever they mean."""
+    return plgpu.Layout.WG_STRIDED((count * ptx.WARPGROUP,), count)
+
+
+def words_type(count: int) -> Any:
+    return ptx.array_type((count * ptx.WARPGROUP,), jnp.int32, words_layout(count))
+
+
+def words_of(array: mgpu.FragmentedArray) -> list[ir.Value]:
+    """This thread's words of such an array."""
+    register = array.registers.reshape(-1)[0]
+    count = ir.VectorType(register.type).shape[0]
+    return [element(register, i) for i in range(count)]
+
+
+def array_of_words(words: Sequence[ir.Value]) -> mgpu.FragmentedArray:
+    """The inverse of `words_of`."""
+    count = len(words)
+    array = mgpu.FragmentedArray.splat(
+        ptx.constant(0), (count * ptx.WARPGROUP,), words_layout(count).to_mgpu(), is_signed=True
+    )
+    vector_type = ir.VectorType.get((count,), ptx.i32())
+    array.registers.reshape(-1)[0] = vector.from_elements(vector_type, list(words))
+    return array
 
 
 def row_in_warpgroup() -> ir.Value:

@@ -2,6 +2,13 @@
 
 from jax_impl.backends import BACKENDS, unsupported_reason
 from jax_impl.prefill.api import sparse_prefill
+from jax_impl.prefill.paged import sparse_prefill_paged
 from jax_impl.prefill.result import SparsePrefillResult
 
-__all__ = ["BACKENDS", "SparsePrefillResult", "sparse_prefill", "unsupported_reason"]
+__all__ = [
+    "BACKENDS",
+    "SparsePrefillResult",
+    "sparse_prefill",
+    "sparse_prefill_paged",
+    "unsupported_reason",
+]

@@ -115,7 +115,7 @@ def _attend_xla(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefill
 def _attend_pallas(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
     config = kernel_sm90.Config.for_device(jax.devices()[0])
     return kernel_sm90.attend(
-        q, kv, indices, _base2(scale), sink, length, num_kv=num_kv, config=config
+        q, kv, indices, base2(scale), sink, length, num_kv=num_kv, config=config
     )
 
 
@@ -125,13 +125,13 @@ def _attend_interpreted(q, kv, indices, scale, sink, length, *, num_kv) -> Spars
         arrays = jax.device_put(arrays, jax.local_devices(backend="cpu")[0])
     q, kv, indices, sink, length = arrays
     return kernel_sm90.attend(
-        q, kv, indices, _base2(scale), sink, length, num_kv=num_kv,
+        q, kv, indices, base2(scale), sink, length, num_kv=num_kv,
         config=kernel_sm90.Config(num_ctas=INTERPRETED_CTAS),
         interpret=plgpu.InterpretGPUParams(),
     )  # fmt: skip
 
 
-def _base2(scale: float) -> Any:
+def base2(scale: float) -> Any:
     """The kernel's scale: from q.k to base-2 logits, on the host so that it costs no launch."""
     return np.full((1,), scale * math.log2(math.e), np.float32)
 

@@ -12,6 +12,7 @@ is then the same in every call, and a batch cut into pieces gives the same bits 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
@@ -19,11 +20,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_impl.prefill.arguments import D_V
+from jax_impl.prefill.paged_rows import read_rows
 from jax_impl.prefill.result import SparsePrefillResult
 from jax_impl.prefill.validity import key_is_valid
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Bool, Float, Float32, Int32
+
+    from jax_impl.kv_cache import PagedKV
 
 GATHER_BYTES = 128 * 2**20
 MAX_BLOCK = 64
@@ -42,6 +46,36 @@ def attend(
     num_kv: int,
 ) -> SparsePrefillResult:
     """All tokens. scale >= 0; kv has at least one row, of which the first num_kv count."""
+    return _attend(q, lambda rows: kv[rows], indices, scale, sink, length, num_kv=num_kv)
+
+
+@functools.partial(jax.jit, static_argnames=("num_slots",))
+def attend_pages(
+    q: BFloat16[Array, "T H 512"],
+    caches: tuple[PagedKV, ...],
+    slots: Int32[Array, "T K"],
+    scale: Float32[Array, ""],
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " T"],
+    *,
+    num_slots: tuple[int, ...],
+) -> SparsePrefillResult:
+    """The same with the keys in pages. Each cache has a page; its first num_slots[i] count."""
+    read = functools.partial(read_rows, caches, num_slots)
+    return _attend(q, read, slots, scale, sink, length, num_kv=sum(num_slots))
+
+
+def _attend(
+    q: BFloat16[Array, "T H D"],
+    read: Callable[[Int32[Array, " K"]], BFloat16[Array, "K D"]],
+    indices: Int32[Array, "T K"],
+    scale: Float32[Array, ""],
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " T"],
+    *,
+    num_kv: int,
+) -> SparsePrefillResult:
+    """read: the rows of indices that exist."""
     num_heads = q.shape[1]
     missing = -num_heads % HEAD_GROUP
     q = jnp.pad(q, [(0, 0), (0, missing), (0, 0)])
@@ -49,7 +83,12 @@ def attend(
 
     def run(operand_dtype: jnp.dtype, block: int) -> SparsePrefillResult:
         token = functools.partial(
-            _attend_token, kv=kv, scale=scale, sink=sink, num_kv=num_kv, operand_dtype=operand_dtype
+            _attend_token,
+            read=read,
+            scale=scale,
+            sink=sink,
+            num_kv=num_kv,
+            operand_dtype=operand_dtype,
         )
         return _in_blocks(token, block, q, indices, length)
 
@@ -67,7 +106,7 @@ def _attend_token(
     indices: Int32[Array, " K"],
     length: Int32[Array, ""],
     *,
-    kv: BFloat16[Array, "S D"],
+    read: Callable[[Int32[Array, " K"]], BFloat16[Array, "K D"]],
     scale: Float32[Array, ""],
     sink: Float32[Array, " H"],
     num_kv: int,
@@ -75,7 +114,7 @@ def _attend_token(
 ) -> SparsePrefillResult:
     valid = key_is_valid(indices, jnp.arange(indices.shape[0]), num_kv, length)
     # A hole reads row 0 and discards it, so that no unreferenced NaN can come through.
-    keys = jnp.where(valid[:, None], kv[jnp.where(valid, indices, 0)], 0).astype(operand_dtype)
+    keys = jnp.where(valid[:, None], read(jnp.where(valid, indices, 0)), 0).astype(operand_dtype)
     groups = (-1, HEAD_GROUP)
     result = lax.map(
         lambda group: _attend_heads(group[0], group[1], keys, valid, scale),

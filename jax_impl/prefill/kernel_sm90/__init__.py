@@ -30,7 +30,8 @@ config.py are extents and tuning. What only hardware does is in seams_cuda.py, a
 for Pallas' interpreter, in seams_interpret.py.
 """
 
-from jax_impl.prefill.kernel_sm90.config import Config
-from jax_impl.prefill.kernel_sm90.launch import attend
+from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig
+from jax_impl.prefill.kernel_sm90.launch import attend, attend_pages
+from jax_impl.prefill.kernel_sm90.problem import Pages
 
-__all__ = ["Config", "attend"]
+__all__ = ["Config", "PagedConfig", "Pages", "attend", "attend_pages"]

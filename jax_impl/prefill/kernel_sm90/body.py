@@ -11,7 +11,7 @@ from types import ModuleType
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jax_impl.prefill.kernel_sm90 import consumers, producer
+from jax_impl.prefill.kernel_sm90 import consumers, paged_producer, producer
 from jax_impl.prefill.kernel_sm90.config import Config
 from jax_impl.prefill.kernel_sm90.context import Context, Gmem, Smem
 from jax_impl.prefill.kernel_sm90.problem import Problem
@@ -27,7 +27,8 @@ def sparse_prefill_body(
     """All tiles of one thread block."""
     context = Context(problem, config, seams, gmem, smem, cta=lax.axis_index(CTA_AXIS))
     seams.initialise_barriers(smem.barriers)
-    roles = (consumers.even_consumer, consumers.odd_consumer, producer.produce)
+    produce = paged_producer.produce if problem.pages else producer.produce
+    roles = (consumers.even_consumer, consumers.odd_consumer, produce)
     assert len(roles) == NUM_ROLES
     for number, role in enumerate(roles):
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.prefill.kernel_sm90.problem import Problem
+from jax_impl.prefill.kernel_sm90.problem import D_V, TILE_COLUMNS, Problem
 
 SMEM_LIMIT = 227 * 1024
 _SMEM_ALIGNMENT = 1024
@@ -59,7 +59,7 @@ class Config:
             )
 
     @classmethod
-    def for_device(cls, device: Any) -> Config:
+    def for_device(cls, device: Any) -> Self:
         """One thread block per SM of a jax.Device, if it says how many it has."""
         return cls(num_ctas=getattr(device, "core_count", None) or cls.num_ctas)
 
@@ -80,6 +80,40 @@ class Config:
     def prefetches_rows(self, problem: Problem) -> bool:
         """Whether it pays to ask for rows ahead: alone, a tile would double its L2 requests."""
         return self.row_prefetch and problem.head_tiles > 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PagedConfig(Config):
+    """Tuning where the producer widens pages of float8 tokens.
+
+    part_tiles: how many 64-column tiles of a block are loaded, and stored, at a time: 1, 2 or 4.
+    lookahead: how many such parts are on their way while one is widened; at most those of a
+      block. Each tile takes 8 registers of every thread, the last of a block 16.
+    row_prefetch_alone: ask L2 for the next pair's keys also where a token has one tile only.
+    """
+
+    consumer_registers: int = 200
+    producer_registers: int = 104
+    part_tiles: int = 1
+    lookahead: int = 4
+    row_prefetch_alone: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.part_tiles not in (1, 2, 4):
+            raise ValueError(f"part_tiles must be 1, 2 or 4; got {self.part_tiles}")
+        parts = D_V // TILE_COLUMNS // self.part_tiles
+        if not 1 <= self.lookahead <= parts:
+            raise ValueError(
+                f"lookahead must lie in [1, {parts}], the parts of a block; got {self.lookahead}"
+            )
+
+    def gather_prefetch_for(self, problem: Problem) -> str:
+        """The L2 prefetch size of the loads: none unless it is set."""
+        return self.gather_prefetch or ""
+
+    def prefetches_rows(self, problem: Problem) -> bool:
+        return self.row_prefetch and (problem.head_tiles > 1 or self.row_prefetch_alone)
 
 
 def smem_bytes(scratch: Any) -> int:

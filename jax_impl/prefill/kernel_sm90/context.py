@@ -20,7 +20,7 @@ class Gmem(NamedTuple):
     """The operands and results in global memory."""
 
     q: Any  # [T, H, D] bfloat16
-    kv: Any  # [S, D] bfloat16
+    kv: Any  # [S, D] bfloat16, or a tuple of paged caches [num_pages, page_stride] uint8
     indices: Any  # [T, K] int32
     length: Any  # [T] int32
     sink: Any  # [H] float32, base-e logits
@@ -67,6 +67,7 @@ class OwnTile(NamedTuple):
     num_pairs: Any  # of blocks to walk over
     following: Tile  # the tile after it; behind the last one, any
     has_following: Any
+    following_stated_length: Any  # not yet held to [0, K]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,13 +116,18 @@ class Context:
             # Behind the last tile there is none to look ahead to; any will do.
             following = self.tile(jnp.minimum(tile.number + self.num_ctas, self._last_tile))
             stated_next = self.gmem.length[following.token]
-            # More slots than its row has can't be read, and fewer than none can't be walked.
-            length = jnp.clip(stated_length, 0, self.problem.topk)
-            own = OwnTile(tile, i, length, self.num_pairs(length), following, i + 1 < count)
+            length = self.held_to_list(stated_length)
+            own = OwnTile(
+                tile, i, length, self.num_pairs(length), following, i + 1 < count, stated_next
+            )
             return stated_next, visit(own, carry)
 
         first_length = self.gmem.length[self.own_tile(I32(0)).token]
         return lax.fori_loop(0, count, step, (first_length, carry))[1]
+
+    def held_to_list(self, stated_length: Any) -> Any:
+        """More slots than its row has can't be read, and fewer than none can't be walked."""
+        return jnp.clip(stated_length, 0, self.problem.topk)
 
     @property
     def _last_tile(self) -> int:

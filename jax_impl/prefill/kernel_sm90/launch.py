@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,7 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.prefill.kernel_sm90 import seams_cuda, seams_interpret
 from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, NUM_ROLES, ROLE_AXIS, sparse_prefill_body
-from jax_impl.prefill.kernel_sm90.config import Config, check_smem
+from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig, check_smem
 from jax_impl.prefill.kernel_sm90.context import MAILBOXES, Gmem, Smem
 from jax_impl.prefill.kernel_sm90.problem import (
     BLOCK_KEYS,
@@ -20,12 +21,13 @@ from jax_impl.prefill.kernel_sm90.problem import (
     SIDE_COLUMNS,
     SIDES,
     TILE_HEADS,
+    Pages,
     Problem,
 )
 from jax_impl.prefill.result import SparsePrefillResult
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, BFloat16, Float32, Int32
+    from jaxtyping import Array, BFloat16, Float32, Int32, UInt8
 
 # No sum crosses a warp, so Pallas needs no memory for it; what it would reserve is the
 # difference between fitting and not for D = 576.
@@ -54,29 +56,65 @@ def attend(
     Padding happens outside of the compiled program, so that all head counts up to 64, and all
     widths up to the same multiple of 128, share one.
     """
+    return _padded(
+        q, (kv,), indices, base2_scale, sink, length,
+        num_kv=num_kv, pages=(), config=config or Config(), interpret=interpret,
+    )  # fmt: skip
+
+
+def attend_pages(
+    q: BFloat16[Array, "T H 512"],
+    caches: Sequence[UInt8[Array, "num_pages page_stride"]],
+    slots: Int32[Array, "T K"],
+    base2_scale: Float32[Array, " 1"],
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " T"],
+    *,
+    pages: tuple[Pages, ...],
+    config: PagedConfig | None = None,
+    interpret: Any = None,
+) -> SparsePrefillResult:
+    """As attend, with the keys in one or two paged caches, which `pages` describes.
+
+    Each cache has at least one page; of its slots the first pages[i].num_slots count.
+    """
+    return _padded(
+        q, tuple(caches), slots, base2_scale, sink, length,
+        num_kv=sum(cache.num_slots for cache in pages), pages=pages,
+        config=config or PagedConfig(), interpret=interpret,
+    )  # fmt: skip
+
+
+def _padded(
+    q: jax.Array,
+    kv: tuple[jax.Array, ...],
+    indices: jax.Array,
+    base2_scale: jax.Array,
+    sink: jax.Array,
+    length: jax.Array,
+    **static: Any,
+) -> SparsePrefillResult:
     num_heads = q.shape[1]
     q = _pad(q, axis=1, multiple=TILE_HEADS, value=0)
     sink = _pad(sink, axis=0, multiple=TILE_HEADS, value=-jnp.inf)
     indices = _pad(indices, axis=1, multiple=PAIR_KEYS, value=-1)
-    result = _launch(
-        q, kv, indices, length, sink, base2_scale,
-        num_kv=num_kv, config=config or Config(), interpret=interpret,
-    )  # fmt: skip
+    result = _launch(q, kv, indices, length, sink, base2_scale, **static)
     if q.shape[1] == num_heads:
         return result
     return SparsePrefillResult(*(array[:, :num_heads] for array in result))
 
 
-@functools.partial(jax.jit, static_argnames=("num_kv", "config", "interpret"))
+@functools.partial(jax.jit, static_argnames=("num_kv", "pages", "config", "interpret"))
 def _launch(
     q: jax.Array,
-    kv: jax.Array,
+    kv: tuple[jax.Array, ...],
     indices: jax.Array,
     length: jax.Array,
     sink: jax.Array,
     base2_scale: jax.Array,
     *,
     num_kv: int,
+    pages: tuple[Pages, ...],
     config: Config,
     interpret: Any,
 ) -> SparsePrefillResult:
@@ -87,21 +125,28 @@ def _launch(
         d_qk=d_qk,
         num_kv=num_kv,
         topk=indices.shape[1],
+        pages=pages,
     )
     kernel = build(problem, config, interpret)
-    return SparsePrefillResult(*kernel(q, kv, indices, length, sink, base2_scale))
+    return SparsePrefillResult(*kernel(q, *kv, indices, length, sink, base2_scale))
 
 
 def build(problem: Problem, config: Config, interpret: Any) -> Any:
-    """The kernel as a function of (q, kv, indices, length, sink, base2_scale)."""
+    """The kernel as a function of (q, kv, indices, length, sink, base2_scale).
+
+    With pages, each cache is an argument in the place of kv.
+    """
     seams = seams_cuda if interpret is None else seams_interpret
     scratch = scratch_types(problem, seams)
     if interpret is None:
         check_smem(scratch, reserved=_REDUCTION_BYTES)
 
     def sparse_prefill_sm90(*refs: Any) -> None:
-        *gmem, smem = refs
-        sparse_prefill_body(problem, config, seams, Gmem(*gmem), smem)
+        q, *others, smem = refs
+        if problem.pages:
+            caches = len(problem.pages)
+            others = [tuple(others[:caches]), *others[caches:]]
+        sparse_prefill_body(problem, config, seams, Gmem(q, *others), smem)
 
     rows = (problem.num_tokens, problem.num_heads)
     return plgpu.kernel(

@@ -20,14 +20,26 @@ EVEN, ODD = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Pages:
+    """A paged cache of V4 tokens. Its slots are numbered behind those of the caches before it."""
+
+    num_slots: int
+    page_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One launch. Heads and top-k are already padded to multiples of 64 and 128."""
+    """One launch. Heads and top-k are already padded to multiples of 64 and 128.
+
+    pages: the caches that the keys lie in; none for rows of a bfloat16 matrix.
+    """
 
     num_tokens: int
     num_heads: int
     d_qk: int
     num_kv: int
     topk: int
+    pages: tuple[Pages, ...] = ()
 
     @property
     def head_tiles(self) -> int:

@@ -78,7 +78,7 @@ def produce(k: Context) -> None:
 
 def _load_indices(k: Context, token: Any, first_slot: Any) -> tuple[Any, Any]:
     return tuple(
-        k.seams.load_indices(k.gmem.indices, token, first_slot + block * BLOCK_KEYS)
+        k.seams.load_indices(k.gmem.indices, token, first_slot + block * BLOCK_KEYS, KEY)
         for block in (EVEN, ODD)
     )
 
@@ -96,7 +96,7 @@ def _fill_pair(k: Context, pair: _Pair, rounds: Any, indices: Any) -> Any:
         valid = key_is_valid(index, place, k.problem.num_kv, pair.length)
 
         k.seams.wait(k.smem.barriers, barriers.kv_free[slot][LEFT], rounds - 1)
-        k.seams.publish(k.smem.mask.at[slot], jnp.where(valid, 0.0, -jnp.inf))
+        k.seams.publish(k.smem.mask.at[slot], jnp.where(valid, 0.0, -jnp.inf), KEY)
         k.seams.arrive(k.smem.barriers, barriers.kv_ready[slot][LEFT])
         _fill_slot(k, slot, jnp.where(valid, index, 0), valid, rounds)
         if slot == EVEN and k.config.prefetches_rows(k.problem):

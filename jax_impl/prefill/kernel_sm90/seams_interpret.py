@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill.kernel_sm90 import barriers
 from jax_impl.prefill.kernel_sm90.problem import (
     BLOCK_KEYS,
@@ -25,6 +26,7 @@ from jax_impl.prefill.kernel_sm90.problem import (
     TILE_HEADS,
     Problem,
 )
+from jax_impl.prefill.paged_rows import read_rows
 
 
 def barrier_scratch() -> Any:
@@ -59,11 +61,13 @@ def arrive_after_copies(barriers_smem: Any, barrier: int) -> None:
     plgpu.barrier_arrive(barriers_smem[barrier])  # copies are done when they return
 
 
-def load_indices(indices_gmem: Any, token: Any, first_slot: Any) -> Any:
+def load_indices(indices_gmem: Any, token: Any, first_slot: Any, layout: Any) -> Any:
+    del layout
     return indices_gmem[token, pl.ds(first_slot, BLOCK_KEYS)]
 
 
-def publish(values_smem: Any, values: Any) -> None:
+def publish(values_smem: Any, values: Any, layout: Any) -> None:
+    del layout
     values_smem[...] = values
 
 
@@ -84,6 +88,71 @@ def copy_columns(
     # A ref can be indexed by one array only through a whole read; one read serves all 64 rows.
     copied = kv_gmem[:, columns][rows]
     kv_smem[slot, :, columns] = jnp.where(valid[:, None], copied, jnp.zeros_like(copied))
+
+
+def load_scales(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
+    del caches_gmem, slots, problem  # load_columns brings them along
+    return jnp.int32(0)
+
+
+def load_columns(
+    caches_gmem: Sequence[Any],
+    slots: Any,
+    tiles: Sequence[int],
+    problem: Problem,
+    l2_prefetch: str,
+) -> Any:
+    del l2_prefetch
+    exists = slots >= 0
+    # A ref can be indexed by arrays only through a whole read.
+    caches = [
+        PagedKV(cache[...], pages.page_size, "v4-fp8")
+        for cache, pages in zip(caches_gmem, problem.pages, strict=True)
+    ]
+    num_slots = [pages.num_slots for pages in problem.pages]
+    rows = read_rows(caches, num_slots, jnp.where(exists, slots, 0))
+    columns = rows[:, tiles[0] * TILE_COLUMNS : (tiles[-1] + 1) * TILE_COLUMNS]
+    return [jnp.where(exists[:, None], columns, jnp.zeros_like(columns))]
+
+
+def scale_factors(scales: Any) -> tuple[Any, Any]:
+    return scales, scales
+
+
+def store_columns(
+    kv_smem: Any,
+    slot: int,
+    tiles: Sequence[int],
+    loaded: Sequence[Any],
+    factors: Any,
+    unusual: Any,
+    problem: Problem,
+) -> Any:
+    del factors, problem
+    kv_smem[slot, :, _columns(tiles[0], tiles[-1] + 1)] = loaded[0]
+    return unusual
+
+
+def store_unusual(
+    kv_smem: Any,
+    slot: int,
+    tiles: Sequence[int],
+    caches_gmem: Sequence[Any],
+    slots: Any,
+    unusual: Any,
+    problem: Problem,
+) -> None:
+    del kv_smem, slot, tiles, caches_gmem, slots, unusual, problem  # nothing is unusual here
+
+
+def prefetch_page_rows(
+    caches_gmem: Sequence[Any],
+    slots: Sequence[Any],
+    tile_number: Any,
+    sharers: int,
+    problem: Problem,
+) -> None:
+    del caches_gmem, slots, tile_number, sharers, problem
 
 
 def prefetch_queries(q_gmem: Any, tile_number: Any) -> None:

@@ -20,6 +20,7 @@ from jax_impl.mosaic.layouts import (
     SCALAR,
     THREADS_PER_KEY,
     TILE_BYTES,
+    threads_per_key,
 )
 from jax_impl.mosaic.ptx import BF16_BYTES, MATMUL_REF, REF
 from jax_impl.prefill.kernel_sm90.problem import BLOCK_KEYS, TILE_HEADS
@@ -30,54 +31,57 @@ _CACHE_LINE = 128
 _I32 = 4
 
 
-def _key_in_step() -> ir.Value:
-    """The key of a step of 16 that this thread serves."""
-    return arith.divui(ptx.thread(), ptx.constant(THREADS_PER_KEY))
+def _key_in_step(sharers: int = THREADS_PER_KEY) -> ir.Value:
+    """The key of a step that this thread serves, when `sharers` threads share a key."""
+    return arith.divui(ptx.thread(), ptx.constant(sharers))
 
 
-def _place_at_key() -> ir.Value:
-    """Which of the eight threads that share a key this one is."""
-    return arith.remui(ptx.thread(), ptx.constant(THREADS_PER_KEY))
+def _place_at_key(sharers: int = THREADS_PER_KEY) -> ir.Value:
+    """Which of the threads that share a key this one is."""
+    return arith.remui(ptx.thread(), ptx.constant(sharers))
 
 
-def load_indices(indices_gmem: Any, token: Any, first_slot: Any) -> Any:
-    """The indices of one block of a token's list, [64] int32."""
+def load_indices(indices_gmem: Any, token: Any, first_slot: Any, layout: Any) -> Any:
+    """The indices of one block of a token's list, [64] int32, in one of the layouts of keys."""
     row_bytes = indices_gmem.shape[1] * _I32
+    sharers = threads_per_key(layout)
+    keys_per_step = ptx.WARPGROUP // sharers
 
-    @ptx.inline(REF, SCALAR, SCALAR, returns=ptx.array_type((BLOCK_KEYS,), jnp.int32, KEY))
+    @ptx.inline(REF, SCALAR, SCALAR, returns=ptx.array_type((BLOCK_KEYS,), jnp.int32, layout))
     def lower(_, indices, token, first_slot):
         address = ptx.plus(
             ptx.gmem_address(indices),
             ptx.times(ptx.wide(ptx.scalar(token)), row_bytes),
             ptx.times(ptx.scalar(first_slot), _I32),
-            ptx.times(_key_in_step(), _I32),
+            ptx.times(_key_in_step(sharers), _I32),
         )
         return registers.keys_of(
             [
                 ptx.asm(
-                    f"ld.global.nc.b32 $0, [$1+{step * KEYS_PER_STEP * _I32}];",
+                    f"ld.global.nc.b32 $0, [$1+{first_key * _I32}];",
                     [address],
                     "=r,l",
                     ptx.i32(),
                 )
-                for step in range(_STEPS)
-            ]
+                for first_key in range(0, BLOCK_KEYS, keys_per_step)
+            ],
+            layout,
         )
 
     return lower(indices_gmem, token, first_slot)
 
 
-def publish(values_smem: Any, values: Any) -> None:
+def publish(values_smem: Any, values: Any, layout: Any) -> None:
     """Stores one float32 per key; visible to whoever waits for this warpgroup's arrival."""
+    sharers = threads_per_key(layout)
+    step_bytes = ptx.WARPGROUP // sharers * 4
 
-    @ptx.inline(REF, KEY)
+    @ptx.inline(REF, layout)
     def lower(_, ref, values):
-        address = ptx.plus(ptx.smem_address(ref), ptx.times(_key_in_step(), 4))
-        with ptx.only_if(ptx.equals(_place_at_key(), 0)):
+        address = ptx.plus(ptx.smem_address(ref), ptx.times(_key_in_step(sharers), 4))
+        with ptx.only_if(ptx.equals(_place_at_key(sharers), 0)):
             for step, value in enumerate(registers.key_values(values)):
-                ptx.asm(
-                    f"st.shared.f32 [$0+{step * KEYS_PER_STEP * 4}], $1;", [address, value], "r,f"
-                )
+                ptx.asm(f"st.shared.f32 [$0+{step * step_bytes}], $1;", [address, value], "r,f")
 
     lower(values_smem, values)
 
