@@ -12,8 +12,8 @@ and stores (pieces.py). Nothing is staged in shared memory and no barrier is nee
 Cost. Every byte of a token is read once and every byte of its row written once, in whole sectors
 of 32 bytes: 584 + 1024 bytes a token of V4. Thread blocks without rows end at once.
 
-Not done: a cache whose tokens are shorter than what a warp reads in a step wastes lanes (the
-last eight pieces of the 576-wide formats take a step of their own).
+Not done: the last eight pieces of a 576-wide row take a step of their own, in which three lanes of
+four have nothing to do.
 """
 
 from jax_impl.kv_cache.kernel_sm90.launch import gather, gather_into
