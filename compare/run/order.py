@@ -31,6 +31,8 @@ _DECODE_PAIR = 3
 
 _GATHERED = 64
 """Tokens gathered, in one block of sparse prefill."""
+_V4_PROGRAMS = 2
+"""A chunk's gathers and its attention, in programs of sparse prefill."""
 
 _Interpreted = SparsePrefillCase | DcpDecodeCase | V4PrefillCase | V4StagesCase
 
@@ -135,10 +137,8 @@ def _work(case: _Interpreted) -> tuple[int, int]:
     if isinstance(case, V4StagesCase):
         return 1, -(-_gathered(case.batch()) // _GATHERED)
     if isinstance(case, V4PrefillCase):
-        chunks = sum(q > 0 for q in case.q) if case.plan == "alone" else 1
-        gathers = 1 if case.ratio == 1 else 2
         blocks = case.blocks(KEYS, HEADS) + -(-_gathered(case) // _GATHERED)
-        return chunks * (1 + gathers), blocks
+        return _V4_PROGRAMS, blocks
     if isinstance(case, DcpDecodeCase):
         pairs = case.blocks(jax_decode.KEYS, jax_decode.ROWS)
         return len(case.ranks), _DECODE_PAIR * pairs

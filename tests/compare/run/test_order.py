@@ -94,3 +94,44 @@ def test_a_batch_of_another_group_or_size_is_another_program() -> None:
         for i, line in enumerate(words)
     ]
     assert indices(by_shape(tasks)) == [[0, 1], [2], [3]]
+
+
+def v4_tasks(*lines: str) -> list[Task]:
+    return [Task(index=i, case=parse_case(line), candidates=(0,)) for i, line in enumerate(lines)]
+
+
+def test_batches_of_the_v4_path_whose_chunks_are_alike_stay_together() -> None:
+    batch = "v4-prefill:seq=300+70,q=3+4,h=16"
+    tasks = v4_tasks(
+        f"{batch},seed=1", f"{batch},bound=8", f"{batch},data=exact", f"{batch},format=bf16",
+        f"{batch},sink=mixed,seed=3", "v4-stages:stage=gather,seq=300+70,q=3+4",
+    )  # fmt: skip
+    assert indices(by_shape(tasks)) == [[0, 2, 4], [1], [3], [5]]
+
+
+def test_a_long_batch_of_the_v4_path_is_begun_first() -> None:
+    tasks = v4_tasks(
+        "v4-prefill:seq=300,q=3", "v4-prefill:seq=9000,q=1024,h=128,max_len=16384",
+        "v4-stages:stage=combine,record=3",
+    )  # fmt: skip
+    assert indices(longest_first(by_shape(tasks)))[0] == [1]
+
+
+def test_half_of_the_default_batches_shows_what_all_of_them_show() -> None:
+    cases = default_cases("v4-prefill")
+    tasks = [Task(index=i, case=case, candidates=(0,)) for i, case in enumerate(cases)]
+    ordered = variety_first(tasks, lambda case: True)
+    assert sorted(task.index for task in ordered) == list(range(len(tasks)))
+    first = [cases[task.index] for task in ordered[: len(tasks) // 2]]
+    for shown in (
+        lambda case: case.ratio,
+        lambda case: case.data,
+        lambda case: case.format,
+        lambda case: case.page,
+        lambda case: case.plan,
+        lambda case: case.sink,
+        lambda case: bool(case.images),
+        lambda case: 0 in case.q,
+        lambda case: case.bound > 0,
+    ):
+        assert {shown(case) for case in first} == {shown(case) for case in cases}

@@ -10,6 +10,7 @@ import pytest
 from compare.cases.catalogue import default_cases
 from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
 from compare.run import registry
+from compare.run.jax_v4 import JaxV4Stages
 from compare.run.local_v4 import given_plan
 from compare.run.result import V4StagesResult
 from compare.run.torch_v4 import TorchV4Prefill, TorchV4Stages
@@ -113,6 +114,13 @@ def test_the_interpreter_takes_small_cases() -> None:
     big = parse_case("v4-stages:stage=gather,seq=2000,q=1900,ratio=1")
     assert "gathers at most 1024 tokens; these are 2000" in str(interpreter.supports(big))
     assert registry.find("xla").supports(big) is None
+
+
+def test_lists_are_made_by_xla_alone() -> None:
+    case = parse_case("v4-stages:stage=combine,seq=9,q=1")
+    for name in ("pallas", "pallas-interpret"):
+        assert "has no kernel: xla computes it" in str(JaxV4Stages(name, "cpu").refuses(case))
+    assert registry.find("xla").supports(case) is None
 
 
 def test_attention_without_a_workspace_is_for_fp8_pages() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compare.cases.inputs import SparsePrefillInputs
+from compare.cases.v4_inputs import V4PrefillInputs
 from compare.suites import make_inputs, parse_case
 from compare.tools.golden_rows import SHARES, choose_rows, row_budget, special_rows
 
@@ -96,3 +97,36 @@ def test_a_case_keeps_its_share_of_the_six_megabytes(total: int):
     assert budget == total or 32 <= budget <= 96
     if total <= 8192:
         assert budget * 1024 + total * 8 <= share.bytes
+
+
+def v4_inputs(line: str) -> V4PrefillInputs:
+    inputs = make_inputs(parse_case(f"v4-prefill:{line}"))
+    assert isinstance(inputs, V4PrefillInputs)
+    return inputs
+
+
+def test_the_first_and_last_tokens_of_requests_are_special():
+    inputs = v4_inputs("seq=300+70+40+9,q=3+4+0+1,start=5,h=2")
+    kinds = special_rows(inputs, np.zeros((8, 2), np.float32))
+    assert {kind: np.flatnonzero(rows[:, 0]).tolist() for kind, rows in kinds.items()} == {
+        "first token": [0, 3, 7],
+        "last token": [2, 6, 7],
+    }
+    assert all((rows[:, 0] == rows[:, 1]).all() for rows in kinds.values())
+
+
+def test_sinks_of_the_v4_path_are_special_as_those_of_sparse_prefill():
+    inputs = v4_inputs("seq=90,q=5,h=16,sink=mixed")
+    assert inputs.attn_sink is not None
+    kinds = special_rows(inputs, np.zeros((5, 16), np.float32))
+    assert (kinds["sink +inf"][0] == (inputs.attn_sink == np.inf)).all()
+    assert kinds["sink smallest"].sum() == kinds["sink largest"].sum() == 5
+
+
+@pytest.mark.parametrize("heads", [8, 64, 128])
+def test_a_batch_of_the_v4_path_keeps_its_share(heads: int):
+    inputs = v4_inputs(f"seq=300+70,q=10+4,h={heads}")
+    rows, _ = choose_rows(inputs, np.zeros((14, heads), np.float32), seed=3)
+    share = SHARES[V4PrefillInputs]
+    assert share.fewest <= len(rows) <= share.most
+    assert len(rows) == len(set(rows.tolist()))
