@@ -113,7 +113,7 @@ def run_stage(
     """
     from torch_ref.kv_cache import PagedKV
 
-    given = {
+    given: dict[str, Any] = {
         name: convert.to_torch(value, device, copy=True) if isinstance(value, np.ndarray) else value
         for name, value in arguments.items()
     }

@@ -24,7 +24,7 @@ from compare.cases.inputs import (
     PrefillPlanInputs,
     SparsePrefillInputs,
 )
-from compare.cases.v4_inputs import V4_PREFILL_ARRAYS, V4PrefillInputs, V4StagesInputs
+from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
 from compare.run import convert
 from compare.run.answers import (
     dcp_decode_result,
@@ -252,8 +252,7 @@ class UserImplementation:
         given: dict[str, Any] = {}
         for field in dataclasses.fields(inputs):
             value = getattr(inputs, field.name)
-            array = field.name in V4_PREFILL_ARRAYS and value is not None
-            given[field.name] = send(value) if array else value
+            given[field.name] = send(value) if isinstance(value, np.ndarray) else value
         for name in ("case", "plan_rules"):
             del given[name]
         result = v4_prefill_result(self.function(**given), self.name)

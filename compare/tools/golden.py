@@ -118,8 +118,9 @@ class GoldenImplementation:
         tensors = read_entry(self.folder, entry, entry.names)
         if isinstance(entry, DecodeEntry):
             return DcpDecodeResult(**tensors, parts=entry.parts, notes=notes)
-        kind = V4PrefillResult if isinstance(entry, V4PrefillEntry) else SparsePrefillResult
-        return kind(**tensors, notes=notes)
+        if isinstance(entry, V4PrefillEntry):
+            return V4PrefillResult(**tensors, notes=notes)  # pyright: ignore[reportArgumentType]
+        return SparsePrefillResult(**tensors, notes=notes)
 
     def _check_inputs(self, entry: FileEntry, inputs: Inputs) -> None:
         from compare.cases.streams import GENERATOR_VERSION

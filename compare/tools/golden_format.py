@@ -91,13 +91,16 @@ class TensorEntry(FileEntry):
     special. out_sha256: of the whole out, which isn't stored.
     """
 
+    maxima: ClassVar[bool] = True
+    """Whether a case has max_logits."""
+
     out_sha256: str
     rows: Mapping[str, int]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The tensors that a case's file must hold."""
-        raise NotImplementedError
+        return ("lse", *(["max_logits"] if self.maxima else []), "out", "out_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,6 @@ class PrefillEntry(TensorEntry):
     """One recorded case of sparse prefill."""
 
     suite: ClassVar[str] = "sparse-prefill"
-    names = ("lse", "max_logits", "out", "out_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,7 @@ class DecodeEntry(TensorEntry):
     """One recorded case of DCP decode. parts: as in DcpDecodeResult."""
 
     suite: ClassVar[str] = "dcp-decode"
-    names = ("lse", "out", "out_rows")
+    maxima: ClassVar[bool] = False
 
     parts: str = "float32"
 
@@ -126,7 +128,7 @@ class V4PrefillEntry(TensorEntry):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("lse", *(["max_logits"] if "max_logits" in self.tensors else []), "out", "out_rows")
+        return tuple(n for n in super().names if n != "max_logits" or n in self.tensors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
