@@ -10,6 +10,7 @@ import numpy as np
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.cases.v4_prefill import V4PrefillCase
 from compare.cases.v4_stages import V4StagesCase
+from compare.run.implementations import Unsupported
 from compare.run.jax_implementations import (
     HEADS,
     INTERPRETER,
@@ -62,6 +63,11 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
 
         run: Any = v4_prefill  # NumPy arrays are as welcome as jax's
         plan = given_plan(inputs)
+        for number, chunk in enumerate(plan or ()):
+            if chunk.query_start == chunk.query_end:
+                raise Unsupported(
+                    f"chunk {number} of the plan has no query tokens; jax_impl runs no such plan"
+                )
         with jax.default_device(jax_device(self.device)), self.compilation():
             compressed = None
             if inputs.compressed_cache is not None and inputs.compressed_page is not None:

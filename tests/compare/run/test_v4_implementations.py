@@ -10,7 +10,8 @@ import pytest
 from compare.cases.catalogue import default_cases
 from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
 from compare.run import registry
-from compare.run.jax_v4 import JaxV4Stages
+from compare.run.implementations import Unsupported
+from compare.run.jax_v4 import JaxV4Prefill, JaxV4Stages
 from compare.run.local_v4 import given_plan
 from compare.run.result import V4StagesResult
 from compare.run.torch_v4 import TorchV4Prefill, TorchV4Stages
@@ -55,6 +56,15 @@ def test_the_shipped_plan_has_the_chunks_without_tokens() -> None:
     plan = plan_of(f"{words},plan=vllm-0.33.0")
     assert plan is not None and len(plan) == 5
     assert sum(start == end for *_, start, end in plan) == 3
+
+
+def test_a_plan_with_an_empty_chunk_is_none_that_jax_runs() -> None:
+    inputs = inputs_of(
+        "seq=40+40,q=0+5,h=2,window=8,max_len=64,max_tokens=16,chunk=1,plan=vllm-0.33.0"
+    )
+    with pytest.raises(Unsupported, match="chunk 0 of the plan has no query tokens"):
+        JaxV4Prefill("xla", "cpu").run(inputs)
+    assert TorchV4Prefill("torch", "cpu").run(inputs).out.shape == (5, 2, 512)
 
 
 @pytest.mark.parametrize("words", ["seq=300+70+5,q=3+4+5,h=2", "seq=150+90,q=2+1,h=2,ratio=1"])
