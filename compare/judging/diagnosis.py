@@ -117,10 +117,12 @@ def _joined(parts: list[OracleRows]) -> OracleRows:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class _Fit:
-    """A hypothesis that explains the candidate: its squared errors in what it changes."""
+    """A hypothesis that explains the candidate: the squared error of each row in what it changes,
+    NaN of rows that it says nothing about.
+    """
 
     hypothesis: Hypothesis
-    errors: dict[str, float]
+    errors: dict[str, np.ndarray]
 
     def shares(self, other: _Fit) -> bool:
         """Whether both speak about some tensor."""
@@ -128,15 +130,19 @@ class _Fit:
 
     def beats(self, other: _Fit) -> bool:
         """Whether this one is clearly closer to the candidate in a tensor that both explain, or
-        explains more tensors with the same errors.
+        explains more tensors or rows with the same errors.
         """
         common = [name for name in _TENSORS if name in self.errors and name in other.errors]
         if not common or other is self:
             return False
         mine, theirs = self.errors[common[0]], other.errors[common[0]]
-        if mine == theirs:
-            return self.errors.keys() > other.errors.keys()
-        return theirs > mine * _CLEARLY_WORSE**2
+        told, told_theirs = ~np.isnan(mine), ~np.isnan(theirs)
+        both = told & told_theirs
+        if (mine[both] == theirs[both]).all():
+            return self.errors.keys() > other.errors.keys() or bool(
+                (told >= told_theirs).all() and (told > told_theirs).any()
+            )
+        return float(theirs[both].sum()) > float(mine[both].sum()) * _CLEARLY_WORSE**2
 
 
 class _Trial:
@@ -154,19 +160,25 @@ class _Trial:
     def fit(self, hypothesis: Hypothesis) -> _Fit | None:
         """None unless the hypothesis explains the candidate."""
         expected = hypothesis.rows()
-        errors: dict[str, float] = {}
+        told = np.ones(len(self.sample.tokens), bool)
+        if hypothesis.silent is not None:
+            told = ~hypothesis.silent()
+        told = np.repeat(told, self.sample.heads)
+        errors: dict[str, np.ndarray] = {}
         explained = False
         for name in self.got:
-            changed = self._apart(name, self._of(name, self.sample.contract), expected)
+            here = told[self.at] if name == "out" else told
+            changed = self._apart(name, self._of(name, self.sample.contract), expected) & here
             if not changed.any():
                 continue
-            wrong = self._apart(name, self.got[name], expected)
+            wrong = self._apart(name, self.got[name], expected) & here
             if wrong.any():
                 return None
-            explained |= bool(
-                (changed & self._apart(name, self.got[name], self.sample.contract)).any()
-            )
-            errors[name] = self._square_error(name, expected)
+            changed &= self._apart(name, self.got[name], self.sample.contract)
+            if hypothesis.by_value:
+                changed &= ~np.isnan(np.atleast_2d(self._of(name, expected).T)).any(axis=0)
+            explained |= bool(changed.any())
+            errors[name] = np.where(here, self._square_error(name, expected), np.nan)
         return _Fit(hypothesis=hypothesis, errors=errors) if explained else None
 
     def _of(self, name: str, rows: OracleRows) -> np.ndarray:
@@ -197,11 +209,13 @@ class _Trial:
         agrees = close | (np.isnan(got) & np.isnan(expected)) | (empty & np.isinf(got))
         return ~(agrees | skip | (empty & contract_empty))
 
-    def _square_error(self, name: str, rows: OracleRows) -> float:
+    def _square_error(self, name: str, rows: OracleRows) -> Float64[np.ndarray, " m"]:
+        """Of each row."""
         expected, got = self._of(name, rows), self.got[name]
         with np.errstate(invalid="ignore"):
             difference: Float64[np.ndarray, "..."] = got - expected
-        return float(np.sum(np.where(np.isfinite(difference), difference, 0.0) ** 2))
+        square = np.where(np.isfinite(difference), difference, 0.0) ** 2
+        return square.sum(axis=1) if name == "out" else square
 
     def lse_is_transposed(self) -> bool:
         """Whether the whole lse is the right one with its axes reshaped instead of swapped."""

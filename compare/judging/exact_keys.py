@@ -6,6 +6,8 @@ that a row used, and exp(lse) their number. A sum that is one key away from the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Float64
 
@@ -15,8 +17,17 @@ from compare.judging.result_view import ResultView
 from compare.judging.verdict import Worst
 
 
-def key_difference(evidence: Evidence, view: ResultView, worst: Worst) -> list[str]:
-    """A sentence about the worst row of out where one missing or foreign key explains it."""
+def key_difference(
+    evidence: Evidence,
+    view: ResultView,
+    worst: Worst,
+    *,
+    name: Callable[[int], str] | None = None,
+) -> list[str]:
+    """A sentence about the worst row of out where one missing or foreign key explains it.
+
+    name: a row of kv in words, where a key that is no slot of the row may be the foreign one too.
+    """
     token, head = worst.index[:2]
     tokens = np.array([token])
     at, out = view.out(tokens)
@@ -33,15 +44,19 @@ def key_difference(evidence: Evidence, view: ResultView, worst: Worst) -> list[s
     slack = np.abs(got) * used * 2.0**-8 + 1e-6
     named = evidence.inputs.indices[token]
     valid = evidence.keys.valid(tokens)[0]
-    place = f"out[{token}, {head}]"
+    place, words = f"out[{token}, {head}]", name or "key {}".format
     if used == right_count - 1:
         slot = _slot_of(evidence, named, valid, -difference, slack)
-        return [] if slot is None else [f"{place} lacks key {named[slot]} of slot {slot}"]
+        return [] if slot is None else [f"{place} lacks {words(named[slot])} of slot {slot}"]
     if used == right_count + 1:
         slot = _slot_of(evidence, named, np.ones_like(valid), difference, slack)
         if slot is not None:
             why = "" if valid[slot] else ", which is past the row's length"
-            return [f"{place} counts key {named[slot]} of slot {slot}{why} once too often"]
+            return [f"{place} counts {words(named[slot])} of slot {slot}{why} once too often"]
+        every = np.arange(len(evidence.inputs.kv) if name else 0)
+        key = _slot_of(evidence, every, np.ones(len(every), bool), difference, slack)
+        if key is not None:
+            return [f"{place} counts {words(key)}, which its token doesn't see"]
     return []
 
 

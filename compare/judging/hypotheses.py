@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from compare.judging.evidence import Evidence, OracleRows
 from compare.judging.metrics import to_float64
@@ -15,11 +15,18 @@ from compare.judging.result_view import ResultView
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A fault: its slug, a sentence, and the oracle's tensors on the sample if it were so."""
+    """A fault: its slug, a sentence, and the oracle's tensors on the sample if it were so.
+
+    silent: of which of the sample's tokens it can't tell what they would be; known when rows has
+    run. None: of none. by_value: what speaks for it are values; that a row is NaN as it has it, as
+    it would be after whatever reads NaN, is not enough.
+    """
 
     name: str
     sentence: str
     rows: Callable[[], OracleRows]
+    silent: Callable[[], Bool[np.ndarray, " n"]] | None = None
+    by_value: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -15,7 +15,7 @@ from compare.judging.tolerance import PROFILES
 from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.run.result import PlanChunk, PlanResult
 
-_NAMES = {
+RULE_NAMES = {
     "form": "chunk-range",
     "P1": "empty-chunk",
     "P2": "request-coverage",
@@ -25,6 +25,7 @@ _NAMES = {
     "P6": "workspace-size",
     "P7": "needless-split",
 }
+"""The diagnosis of a broken rule."""
 
 
 def judge(
@@ -47,11 +48,13 @@ def judge(
     if reference is not None:
         reference_failed, said = _beside(inputs, candidate, reference)
         notes += said
-    found = {v.rule: Diagnosis(name=_NAMES[v.rule], sentence=v.sentence) for v in reversed(broken)}
+    found = {
+        v.rule: Diagnosis(name=RULE_NAMES[v.rule], sentence=v.sentence) for v in reversed(broken)
+    }
     return Verdict(
         status=Status.PLAN if broken else Status.PASS,
         reason="; ".join(f"{_of(v)}{v.sentence}" for v in broken),
-        diagnosis=tuple(found[rule] for rule in _NAMES if rule in found),
+        diagnosis=tuple(found[rule] for rule in RULE_NAMES if rule in found),
         reference_failed=reference_failed,
         notes=tuple(notes),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from compare.cases.case import Case
 from compare.cases.inputs import SparsePrefillInputs
 from compare.judging.diagnosis import diagnose
 from compare.judging.evidence import Evidence
@@ -66,7 +67,7 @@ def judge(
             *candidate.notes,
             *(() if reference is None else (f"reference: {note}" for note in reference.notes)),
             *evidence.notes,
-            *_profile_notes(inputs, profile),
+            *profile_notes(inputs.case, profile),
         ),
         not_compared=() if candidate.max_logits is not None else ("max_logits",),
     )
@@ -83,8 +84,9 @@ def share_by_tensor(
     return side.shares | {finding.tensor: math.inf for finding in side.special.findings}
 
 
-def _profile_notes(inputs: SparsePrefillInputs, profile: str) -> tuple[str, ...]:
-    if profile == "calibrated" or getattr(inputs.case, "data", None) in ("flashmla", "exact"):
+def profile_notes(case: Case | None, profile: str) -> tuple[str, ...]:
+    """What to know of the flashmla profile on such a case."""
+    if profile == "calibrated" or getattr(case, "data", None) in ("flashmla", "exact"):
         return ()
     return (
         "FlashMLA's tolerances are made for its own data, a tenth of the size of N(0, 1): on other "

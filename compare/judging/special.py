@@ -54,6 +54,8 @@ class SpecialValues:
         self.other_inf_at_empty = 0
         """How many rows without a key have the lse of the other convention."""
         self.zero_lse_at_empty = 0
+        self.nan_where_finite = 0
+        """How many lses are NaN where a finite one is due."""
         self.suspects: list[int] = []
         """Tokens with a violation, the first 64."""
 
@@ -135,6 +137,7 @@ class SpecialValues:
             self._note(finding, np.zeros(0, np.int64))
         self.other_inf_at_empty += later.other_inf_at_empty
         self.zero_lse_at_empty += later.zero_lse_at_empty
+        self.nan_where_finite += later.nan_where_finite
         self._suspect(later.suspects)
 
     def _suspect(self, tokens: list[int]) -> None:
@@ -172,6 +175,7 @@ class SpecialValues:
             note(nan, "NaN is due: a NaN in q or in a referenced key", math.nan, ~np.isnan(got))
             self.other_inf_at_empty += int(np.count_nonzero(empty & (got == -value)))
             self.zero_lse_at_empty += int(np.count_nonzero(empty & (got == 0.0)))
+            self.nan_where_finite += int(np.count_nonzero(finite & np.isnan(got)))
 
     def _note(self, found: Finding, tokens: Int64[np.ndarray, " m"]) -> None:
         """One more block's violations of a rule; tokens: where, ascending."""

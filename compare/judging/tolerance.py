@@ -117,8 +117,11 @@ class Bounds:
 
 
 def ulp(magnitude: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """One float32 ULP at a magnitude, in float64; 0 at 0, where nothing is rounded."""
-    spacing = np.spacing(np.abs(magnitude).astype(np.float32)).astype(np.float64)
+    """One float32 ULP at a magnitude, in float64; 0 at 0, where nothing is rounded, and NaN beyond
+    float32.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        spacing = np.spacing(np.abs(magnitude).astype(np.float32)).astype(np.float64)
     return np.where(magnitude == 0.0, 0.0, spacing)
 
 
