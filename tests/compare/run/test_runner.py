@@ -343,11 +343,11 @@ def test_one_run_is_one_call() -> None:
 def test_the_interpreter_s_time_is_limited_unless_everything_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "INTERPRETER_SECONDS", 0.02)
-    monkeypatch.setattr("compare.run.runner.INTERPRETER_SECONDS", 0.02)
+    monkeypatch.setattr(session, "INTERPRETER_SECONDS", 0.2)
+    monkeypatch.setattr("compare.run.runner.INTERPRETER_SECONDS", 0.2)
 
     def slow() -> Planner:
-        return Planner("pallas-interpret", lambda _: time.sleep(0.015))
+        return Planner("pallas-interpret", lambda _: time.sleep(0.15))
 
     report = run(BATCHES, [slow(), Planner("other")], "oracle")
     own = [row.verdict for row in report.rows if row.candidate == "pallas-interpret"]
