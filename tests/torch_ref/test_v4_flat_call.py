@@ -110,6 +110,7 @@ MISFITS = [
     ({"q": torch.zeros(9, 2, 576).bfloat16()}, "q: shape [9, 2, 576]; accepted is [T, H, 512]"),
     ({"q": torch.zeros(9, 129, 512).bfloat16()}, "q: 129 heads; accepted are 1 to 128"),
     ({"q": torch.zeros(8, 2, 512).bfloat16()}, "q: 8 rows; query_start_loc counts 9 tokens"),
+    ({"q": torch.zeros(10, 2, 512).bfloat16()}, "q: 10 rows; query_start_loc counts 9 tokens"),
     ({"kv_format": "v3.2-fp8"}, "kv_format: 'v3.2-fp8'; accepted are v4-fp8 and bf16"),
     ({"swa_page": 8}, "swa_cache: cache: shape ["),
     ({"compressed_page": 2}, "compressed_cache: cache: shape ["),

@@ -252,6 +252,14 @@ def test_plans_that_cannot_be_run_are_refused(chunks, message):
     assert str(error.value).startswith(message)
 
 
+def test_the_workspace_may_be_filled_to_its_last_row():
+    problem = v4_problem([21], [2], chunk_size=1)
+    area = 6 + 8 + 2  # entries, window and tokens at their most
+    v4_prefill(**problem.everything, plan=[PrefillChunk(0, 1, 5, area, 0, 2)])
+    with pytest.raises(ValueError, match=r"takes 17 workspace rows; the workspace that .* has 16$"):
+        v4_prefill(**problem.everything, plan=[PrefillChunk(0, 1, 5, area + 1, 0, 2)])
+
+
 def test_a_plan_of_ones_own_is_run_as_given():
     problem = v4_problem([6, 21, 30, 5], [3, 2, 0, 1], chunk_size=4)
     plan = alone(problem, slack=2)

@@ -83,8 +83,9 @@ def unsupported_reason(
 def v4_prefill(inputs: V4Inputs) -> tuple[V4PrefillResult, tuple[str, ...]]:
     """The V4 prefill batch token by token through sparse decode, and what was padded for it.
 
-    inputs are those of check_v4_inputs. out bf16 [T, H, 512] and lse fp32 [T, H], natural-log and
-    +inf for an empty row, stay on the device; max_logits is None, and there is no plan.
+    inputs are those of check_v4_inputs. out bf16 [T, H, 512] and lse fp32 [T, H], natural-log, stay
+    on the device; no row is empty, since a token sees itself. max_logits is None, and there is no
+    plan.
 
     ValueError: a cache that isn't v4-fp8, sm_scale <= 0, a block table that names no page where a
     key lies. NotImplementedError: no CUDA, wrong architecture, no build. What the kernel raises
@@ -94,8 +95,7 @@ def v4_prefill(inputs: V4Inputs) -> tuple[V4PrefillResult, tuple[str, ...]]:
     result, notes = sparse_decode(
         inputs.q, main, inputs.sm_scale, extra=extra, attn_sink=inputs.attn_sink
     )
-    lse = result.lse.masked_fill(result.lse == -math.inf, math.inf)
-    return V4PrefillResult(result.out, None, lse), notes
+    return V4PrefillResult(result.out, None, result.lse), notes
 
 
 def slot_lists(inputs: V4Inputs) -> tuple[SlotList, SlotList | None]:

@@ -117,6 +117,15 @@ def make(
     )
 
 
+def in_two_lists(call: Call, at: int) -> Call:
+    """The same keys with the columns from `at` on as an extra list over the same cache."""
+    assert call.extra is None and call.main.topk_length is None
+    first, second = (
+        SlotList(call.main.cache, slots) for slots in call.main.slots.tensor_split([at], dim=1)
+    )
+    return Call(call.q, first, second, call.attn_sink, call.sm_scale)
+
+
 CASES: dict[str, Callable[[], Call]] = {
     "one full list": lambda: make(),
     "128 heads": lambda: make(heads=128, extra_P=2),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.torch_ref.cuda.sparse_decode_cases import CASES, Call, answer, make
+from tests.torch_ref.cuda.sparse_decode_cases import CASES, Call, answer, in_two_lists, make
 from tests.torch_ref.v4_problems import answer as v4_answer
 from tests.torch_ref.v4_problems import v4_problem
 from torch_ref.cuda import flash_mla_sparse_decode as adapter
@@ -96,6 +96,12 @@ def test_the_kernel_is_given_what_gives_the_answer(hopper, install, name):
     assert result.out.shape == call.q.shape and result.lse.shape == call.q.shape[:2]
     assert_right(result, call)
     assert calls()[-1]["legacy"] and calls()[-1]["kv_format"] == "V4"
+
+
+def test_two_lists_share_one_softmax(hopper, install):
+    install("flash_mla", sgl())
+    call = make(holes=0.2)
+    assert_right(in_two_lists(call, 64).run(adapter)[0], call)
 
 
 def test_what_is_padded_is_told(hopper, install):

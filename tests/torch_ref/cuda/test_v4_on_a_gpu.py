@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.torch_ref.cuda.sparse_decode_cases import CASES, answer, make
+from tests.torch_ref.cuda.sparse_decode_cases import CASES, answer, in_two_lists, make
 from tests.torch_ref.v4_problems import answer as v4_answer
 from tests.torch_ref.v4_problems import v4_problem
 from torch_ref.cuda import flash_mla_adapter, flash_mla_sparse_decode
@@ -62,6 +62,25 @@ def test_fp8_sparse_decode(name):
     out, lse = answer(call)
     assert_out(result.out, out, absolute=1e-3, relative=2.01 / 128, cosine=5e-6)
     assert_close(result.lse, lse, absolute=1e-6, relative=8.01 / 65536)
+
+
+def test_two_lists_share_one_softmax():
+    call = make(holes=0.2, K=512)
+    whole, _ = call.on("cuda").run(flash_mla_sparse_decode)
+    split, _ = in_two_lists(call, 64).on("cuda").run(flash_mla_sparse_decode)
+    out, lse = answer(call)
+    for result in (whole, split):
+        assert_out(result.out, out, absolute=1e-3, relative=2.01 / 128, cosine=5e-6)
+        assert_close(result.lse, lse, absolute=1e-6, relative=8.01 / 65536)
+
+
+def test_lengths_that_change_between_calls_are_planned_anew():
+    for lengths in ([128, 1, 64], [1, 128, 0], [128, 128, 128]):
+        call = make(T=3, lengths=lengths, extra_P=2, extra_lengths=lengths[::-1], K2=128)
+        result, _ = call.on("cuda").run(flash_mla_sparse_decode)
+        out, lse = answer(call)
+        assert_out(result.out, out, absolute=1e-3, relative=2.01 / 128, cosine=5e-6)
+        assert_close(result.lse, lse, absolute=1e-6, relative=8.01 / 65536)
 
 
 def test_tokens_of_several_launches():

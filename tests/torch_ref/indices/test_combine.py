@@ -227,6 +227,16 @@ def test_hazards_are_refused_by_name(changes, message):
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("topk", "max_image", "width"), [(0, 0, 128), (120, 0, 128), (121, 0, 256), (120, 1, 256)]
+)
+def test_the_width_has_room_for_entries_window_and_image(topk, max_image, width):
+    lists = int32([[*range(5), *[-1] * 120]] * 5)
+    lists[:3, 1:] = -1
+    indices, _ = call(topk_indices=lists, topk=topk, max_image_tokens=max_image)
+    assert {len(row) for row in indices} == {width}
+
+
 def test_an_image_wider_than_its_columns_is_refused():
     n = 200
     right = torch.arange(n - 1, -1, -1, dtype=torch.int32)

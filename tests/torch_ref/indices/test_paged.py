@@ -212,8 +212,8 @@ def test_decodes_form_of_all_entries(P):
 
 def test_what_an_engine_leaves_undefined_is_refused():
     one = int32([0, 1]), int32([301]), int32([[0]])
-    with pytest.raises(ValueError, match=r"^width: 64; token 0 sees 128 positions"):
-        paged_swa_indices(*one, page_size=512, width=64)
+    with pytest.raises(ValueError, match=r"^width: 127; token 0 sees 128 positions"):
+        paged_swa_indices(*one, page_size=512, width=127)
     with pytest.raises(ValueError, match=r"^replay_start: 302 for request 0, whose token 0"):
         paged_swa_indices(*one, page_size=512, replay_start=[302])
     assert paged_swa_indices(*one, page_size=512, replay_start=[301])[1].tolist() == [0]

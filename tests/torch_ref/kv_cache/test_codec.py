@@ -131,14 +131,18 @@ def test_v32_scales_are_fp32_powers_of_two():
 
 
 def test_v32_reads_any_fp32_scale():
-    scales = torch.tensor([[0.75, 0.1, 1.0, 2.0]])
+    scales = torch.tensor([[0.75, 0.1, 0.006696, 3e-5]])
+    codes = torch.cat([CODES[:128]] * 4)[None]
     rows = EncodedRows(
-        raw=torch.zeros(1, 128, dtype=torch.uint8),
-        codes=torch.full((1, 512), 0x38, dtype=torch.uint8),
-        scales=scales.view(torch.uint8),
+        raw=torch.zeros(1, 128, dtype=torch.uint8), codes=codes, scales=scales.view(torch.uint8)
     )
-    got = decode(rows, V32)[0, :512:128]
-    assert got.tolist() == [0.75, torch.tensor(0.1).bfloat16().item(), 1.0, 2.0]  # wrong: 0.5, 1.0
+    got = decode(rows, V32)[0, :512].unflatten(0, (4, 128))
+    assert got[0, 0x38] == 0.75  # wrong: 0.5 or 1.0, by way of UE8M0
+    values = torch.tensor([e4m3(code) for code in range(128)])
+    want = (values[None] * scales[0][:, None]).bfloat16()  # an fp32 product, rounded once more
+    assert same(got, want)
+    # FlashMLA's decode rounds the scale to bf16 first; the gather doesn't.
+    assert not same(got, (values.bfloat16()[None] * scales[0].bfloat16()[:, None]).bfloat16())
 
 
 @pytest.mark.parametrize("layout", [V4, V32])
