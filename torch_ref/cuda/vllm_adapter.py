@@ -3,7 +3,8 @@
 It is a method of a metadata dataclass (`DeepseekSparseSWAMetadata.get_prefill_chunk_plan`, as of
 vLLM 0.33.0) that reads a handful of the fields and returns (start, end, N, M) rows. The adapter
 fills those fields, leaves the others empty, and looks at names before it calls anything: a vLLM
-whose planner has moved or wants more is refused with what was looked for.
+whose planner has moved or wants more is refused with what was looked for. The stages of its V4
+prefill are in vllm_stages.
 """
 
 from __future__ import annotations
