@@ -67,6 +67,26 @@ _FLOAT8_QUERIES = (
     "lens=200+130,q=4+2,h=6,world=2,rank=all,kv=e4m3,q_dtype=e4m3,pad_rows=1",
 )
 
+# Each holds several things that no case above has; numbered after those too.
+_CORNERS = (
+    # One rank: 3100 keys, and a number of keys that is a multiple of 1024.
+    "lens=3100+1024,q=2+1,h=6,data=flat,stale=1",
+    # 4 ranks in turns: over 600 keys each, of which the last haven't come; 16 tokens.
+    "lens=2700+1030,q=3+16,h=6,world=4,rank=1,missing=3,data=flat",
+    # 3 ranks, merged; a request without tokens.
+    "lens=90+70+40,q=16+0+3,h=6,world=3,rank=all,pad_rows=1",
+    # A ragged draft block in runs.
+    "lens=214+95,q=3+1,h=6,world=2,rank=1,interleave=4,causal=0",
+    # Float8 keys of one rank under a scale that bfloat16 doesn't hold, pages of 128, a draft block.
+    "lens=300+130,q=3+1,h=128,page=128,kv=e4m3,kv_scale=0.0131,causal=0",
+    # A NaN in a query; in a key, on one of the ranks that are merged.
+    "lens=97+40,q=2+1,h=6,world=2,rank=1,nan=q",
+    "lens=97+70,q=1+2,h=6,world=2,rank=all,nan=key",
+    # Scales that turn the order of scores round, and that make them all equal.
+    "lens=97+130,q=8+2,h=16,world=2,rank=1,sm_scale=-0.04",
+    "lens=300+40,q=3+1,h=6,world=2,rank=all,sm_scale=0.0",
+)
+
 # With --full: what serving looks like, and the shapes that the bench times.
 _FULL = (
     "lens=8192+8191+4097+513,q=8+1+4+2,h=128,world=2,rank=1",
@@ -122,7 +142,7 @@ def decode_lines(full: bool) -> list[str]:
         for words, heads in zip(_PROVEN, (128, 64, 16, 128), strict=True)
         for rank in (0, 1)
     ]
-    words = enumerate([*proven, *_BATCHES, *_OTHERS, *_FULL, *_FLOAT8_QUERIES])
+    words = enumerate([*proven, *_BATCHES, *_OTHERS, *_FULL, *_FLOAT8_QUERIES, *_CORNERS])
     return [f"dcp-decode:{line},seed={seed}" for seed, line in words if full or line not in _FULL]
 
 

@@ -33,6 +33,7 @@ _FLOAT8_SCALE = 3 / 256
 _FLOAT8_Q_SCALE = 5 / 512
 _EXACT_FLOAT8_SCALE = 0.5
 _EXACT_STORED_STRENGTH = 256
+_NAN_COLUMN = 100
 
 _DTYPES = {"bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
 
@@ -76,7 +77,8 @@ def _call(
     lens = np.zeros(len(case.lens), np.int32)
     for request, (values, total) in enumerate(zip(keys, case.lens, strict=True)):
         own = order[first[request] : first[request + 1]]
-        held = owned_positions(total, rank, world, interleave)
+        owned = owned_positions(total, rank, world, interleave)
+        held = owned[: max(0, len(owned) - case.missing)]
         local = np.arange(len(held))
         cache[own[local // page] * page + local % page] = values[held]
         table[request, : len(own)] = own
@@ -130,6 +132,8 @@ def _queries(case: DcpDecodeCase) -> np.ndarray:
         q[start:end] = values if scale is None else values / np.float32(scale)
 
     in_blocks(fill, tokens, width)
+    if case.nan_token is not None:
+        q[(*case.nan_token, _NAN_COLUMN)] = np.nan
     return q
 
 
@@ -154,12 +158,16 @@ def _keys_of(case: DcpDecodeCase, request: int, row: int) -> np.ndarray:
         keys[start:end] = values if scale is None else values / np.float32(scale)
 
     in_blocks(fill, len(keys), KEY_WIDTH)
+    if case.nan_key is not None and case.nan_key[0] == request:
+        keys[case.nan_key[1], _NAN_COLUMN] = np.nan
     return keys
 
 
 def _kv_scale(case: DcpDecodeCase) -> float | None:
     if case.kv == "bf16":
         return None
+    if case.kv_scale != "auto":
+        return float(case.kv_scale)
     return _EXACT_FLOAT8_SCALE if case.data == "exact" else _FLOAT8_SCALE
 
 

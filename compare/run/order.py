@@ -181,6 +181,9 @@ def _features(case: _Interpreted) -> list[tuple[str, object]]:
             ("decode data", case.data),
             ("padding", case.pad_rows > 0),
             ("stale", case.stale),
+            ("missing", case.missing > 0),
+            ("nan", case.nan),
+            ("scale", (case.scale > 0) - (case.scale < 0)),
             ("draft", not case.causal),
             ("short", any(t < q for t, q in zip(case.lens, case.q, strict=True))),
         ]

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from compare.cases.case import CaseError
 from compare.cases.inputs import DcpDecodeInputs
 from compare.suites import make_inputs, parse_case
 
@@ -238,3 +239,60 @@ def test_a_rank_s_block_table_is_as_wide_as_its_part_of_the_longest_request() ->
     assert inputs.shards is not None
     assert [shard.block_table.shape for shard in inputs.shards] == [(2, 8)] * 2
     assert inputs.block_table.shape == (2, 16)
+
+
+def test_a_nan_in_q_is_one_element() -> None:
+    words = "lens=97+40,q=4+3,h=5,world=2,rank=1"
+    plain, poisoned = inputs_of(words), inputs_of(f"{words},nan=q")
+    bad = np.isnan(poisoned.q.astype(np.float32))
+    assert [tuple(at[:2]) for at in np.argwhere(bad)] == [(3, 2)]
+    assert np.array_equal(plain.q[~bad], poisoned.q[~bad])
+    assert np.array_equal(plain.kv_cache, poisoned.kv_cache, equal_nan=True)
+
+
+@pytest.mark.parametrize("kv", ["bf16", "e4m3"])
+def test_a_nan_in_a_key_is_in_the_first_of_the_rank_that_runs(kv: str) -> None:
+    made = inputs_of(f"lens=97+40+3,q=2+3+1,h=2,world=4,rank=1,interleave=4,kv={kv},nan=key")
+    bad = [np.isnan(keys_of(made, request).astype(np.float32)).sum(1) for request in range(3)]
+    assert [list(np.flatnonzero(b)) for b in bad] == [[], [0], []]  # request 2 has none on rank 1
+    merged = inputs_of(f"lens=97+40,q=2+3,h=2,world=4,rank=all,kv={kv},nan=key")
+    assert merged.shards is not None
+    per_rank = [np.isnan(keys_of(s, 1).astype(np.float32)).sum() for s in merged.shards]
+    assert per_rank == [1, 0, 0, 0]
+    assert np.isnan(keys_of(merged, 1)[0].astype(np.float32)).sum() == 1
+
+
+def test_missing_keys_are_those_at_the_end_of_a_share() -> None:
+    words = "lens=97+3,q=2+1,h=2,world=2,rank=1"
+    whole, short = inputs_of(words), inputs_of(f"{words},missing=3")
+    assert list(whole.seq_lens) == [48, 1]
+    assert list(short.seq_lens) == [45, 0]
+    assert np.array_equal(keys_of(short, 0), keys_of(whole, 0)[:45])
+    missing = short.kv_cache[short.block_table[0, 0]][45:48]
+    assert np.isnan(missing.astype(np.float32)).all()
+
+
+def test_a_scale_of_ones_own_stores_the_same_keys_otherwise() -> None:
+    words = "lens=97,q=2,h=2,kv=e4m3"
+    made, usual = inputs_of(f"{words},kv_scale=0.0131"), inputs_of(words)
+    assert made.kv_scale == 0.0131
+    true = keys_of(usual, 0).astype(np.float64) * (usual.kv_scale or 1)
+    found = keys_of(made, 0).astype(np.float64) * made.kv_scale
+    assert np.abs(found - true).max() < np.abs(true).max() / 8
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("lens=97,q=2,kv_scale=0.5", "only kv=e4m3 has a scale"),
+        ("lens=97,q=2,kv=e4m3,kv_scale=0.001", "a finite number from 0.00892857 to 1"),
+        ("lens=97,q=2,world=2,rank=all,missing=1", "accepted is one rank"),
+        ("lens=97,q=0,nan=q", "without a query token"),
+        ("lens=1,q=1,world=2,rank=1,nan=key", "no request with tokens has a key on the rank"),
+        ("lens=97,q=2,data=exact,nan=q", "data=exact takes no nan, which is q here"),
+        ("lens=97,q=2,data=exact,missing=1", "data=exact takes no missing, which is 1 here"),
+    ],
+)
+def test_keys_that_do_not_fit_together_are_refused(words: str, said: str) -> None:
+    with pytest.raises(CaseError, match=said):
+        parse_case(f"dcp-decode:{words}")

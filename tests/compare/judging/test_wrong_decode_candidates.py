@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from compare.cases.catalogue import default_cases
 from compare.cases.inputs import DcpDecodeInputs
 from compare.judging.dcp_decode import Evidence, judge
 from compare.judging.verdict import Status, Verdict
@@ -74,6 +76,21 @@ QUERY_CASES = (
 )
 QUERIES = {"q_scale_ignored": "q-scale-ignored"}
 PADDED = {"padded_rows_run": "padded-rows-not-empty"}
+CORNER_CASES = 9
+
+
+def _module(name: str):
+    """A candidate's file with its folder on sys.path, as FILE.py:FUNCTION has it."""
+    spec = importlib.util.spec_from_file_location(f"decode_{name}", CANDIDATES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(CANDIDATES))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(CANDIDATES))
+    return module
 
 
 @pytest.fixture(scope="module", params=ONE_RANK)
@@ -150,6 +167,30 @@ def test_no_golden_holds_these_cases():
     ]
 
 
+@pytest.fixture(scope="module")
+def corner_evidence() -> list[Evidence]:
+    """The default cases at whose corners nothing else is."""
+    lines = [str(case) for case in default_cases("dcp-decode")]
+    return [Evidence(inputs_of(line)) for line in lines[-CORNER_CASES:]]
+
+
+@pytest.mark.parametrize("fault", sorted(_module("wrong_in_corners").FAULTS))
+def test_a_fault_in_a_corner_fails_in_a_default_case(fault: str, corner_evidence: list[Evidence]):
+    def wrong(**call: Any) -> Any:
+        return _module("wrong_in_corners").wrong(fault, **call)
+
+    verdicts = (
+        judge(evidence.inputs, answer_of(wrong, evidence.inputs), evidence=evidence)
+        for evidence in corner_evidence
+    )
+    assert any(verdict.status.failed for verdict in verdicts)
+
+
+def test_a_right_candidate_passes_in_corners(corner_evidence: list[Evidence]):
+    for evidence in corner_evidence:
+        check_right(verdict_of("right_decode", evidence))
+
+
 def documented_sizes() -> list[list[str]]:
     """The table of docs/tolerances.md: candidate, case, name, and errors of out and lse."""
     text = (CANDIDATES.parents[1] / "docs" / "tolerances.md").read_text()
@@ -171,7 +212,7 @@ def test_the_documented_size_of_a_fault_is_the_measured_one(line: list[str]):
 def test_every_wrong_candidate_has_its_file():
     files = {path.stem for path in CANDIDATES.glob("*.py")}
     wrong = {*WRONG, *WRONG_ON_ONE_RANK, *WRONG_IN_A_MERGE, *PADDED, *QUERIES}
-    assert files == {*wrong, "right_decode", "right_splits"}
+    assert files == {*wrong, "right_decode", "right_splits", "wrong_in_corners"}
 
 
 def inputs_of(case: str) -> DcpDecodeInputs:
@@ -185,8 +226,10 @@ def verdict_of(name: str, evidence: Evidence) -> Verdict:
 
 
 def result_of(name: str, inputs: DcpDecodeInputs) -> DcpDecodeResult:
-    function = _module(name).dcp_decode
+    return answer_of(_module(name).dcp_decode, inputs)
 
+
+def answer_of(function: Callable[..., Any], inputs: DcpDecodeInputs) -> DcpDecodeResult:
     def call(one: DcpDecodeInputs) -> DcpDecodeResult:
         out, lse = function(**_arguments(one))
         out = out.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -212,17 +255,3 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     if array.dtype == ml_dtypes.float8_e4m3fn:
         return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(array)
-
-
-def _module(name: str):
-    """A candidate's file with its folder on sys.path, as FILE.py:FUNCTION has it."""
-    spec = importlib.util.spec_from_file_location(f"decode_{name}", CANDIDATES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(CANDIDATES))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(CANDIDATES))
-    return module

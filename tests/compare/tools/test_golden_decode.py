@@ -144,11 +144,15 @@ def test_a_draft_block_s_tokens_all_see_the_last_key():
 
 
 def test_the_default_cases_of_two_kernels_fit_into_four_megabytes():
-    share = SHARES[DcpDecodeInputs]
-    sizes = []
-    for case in default_cases("dcp-decode"):
-        assert isinstance(case, DcpDecodeCase)
-        rows = case.tokens * case.h
-        sizes.append(row_budget(rows, share) * (1024 + 4) + rows * 4 + 1000)
-    assert max(sizes) < 48_000
-    assert sum(sizes) < LARGEST_FOLDER["dcp-decode"] == 2_000_000
+    cases = [case for case in default_cases("dcp-decode") if isinstance(case, DcpDecodeCase)]
+    flash_mla = [c for c in cases if c.page == 64 and c.kv == "bf16" and c.scale > 0]
+    flashinfer = [c for c in cases if c.q_dtype == "bf16" and c.scale > 0]
+    assert max(map(most_bytes, cases)) < 48_000
+    folders = [sum(map(most_bytes, served)) for served in (flash_mla, flashinfer)]
+    assert max(folders) < LARGEST_FOLDER["dcp-decode"]
+    assert sum(folders) < 4_000_000
+
+
+def most_bytes(case: DcpDecodeCase) -> int:
+    rows = case.tokens * case.h
+    return row_budget(rows, SHARES[DcpDecodeInputs]) * (1024 + 4) + rows * 4 + 1000
