@@ -17,7 +17,13 @@ from jaxtyping import Int32
 
 from jax_impl.decode import split
 from jax_impl.decode.kernel_sm90 import work
-from jax_impl.planning._arguments import Lengths, integer, query_offsets, sharding
+from jax_impl.planning._arguments import (
+    INT32_MAX,
+    Lengths,
+    integer,
+    query_offsets,
+    sharding,
+)
 from jax_impl.planning.decode_rows import (
     NO_REQUEST,
     decode_rows,
@@ -26,7 +32,6 @@ from jax_impl.planning.decode_rows import (
 )
 
 MAX_HEADS = 128
-_INT32_MAX = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,9 +51,9 @@ class DecodeCapacity:
     cluster: int | None = None
 
     def __post_init__(self) -> None:
-        integer("capacity.tokens", self.tokens, least=0)
-        integer("capacity.requests", self.requests, least=0)
-        integer("capacity.num_ctas", self.num_ctas, least=1)
+        integer("capacity.tokens", self.tokens, least=0, most=INT32_MAX)
+        integer("capacity.requests", self.requests, least=0, most=INT32_MAX)
+        integer("capacity.num_ctas", self.num_ctas, least=1, most=INT32_MAX)
         if self.cluster not in (None, 1, 2):
             raise ValueError(f"capacity.cluster: {self.cluster!r}; accepted: 1, 2 or None")
 
@@ -130,7 +135,9 @@ def plan_decode(
 
     Raises:
       ValueError: lengths that are not one per request, or out of range; a rank outside the
-        world; a request of more than max_query_len tokens; a batch larger than the capacity.
+        world; a request of more than max_query_len tokens; a batch larger than the capacity, or
+        a capacity that is no DecodeCapacity; a row that sees more keys, or more (token, head)
+        rows (heads rounded up to a multiple of 8), than an int32 holds.
       NotImplementedError: more than 128 heads, or split_keys together with a capacity.
     """
     rank, world, run = sharding(dcp_rank, dcp_world, interleave)
@@ -144,10 +151,21 @@ def plan_decode(
     rows = decode_rows(query_start_loc, total_lens, max_query_len=max_query_len, causal=causal)
     held = per_request("seq_lens", seq_lens, len(query_offsets(query_start_loc)) - 1)
     keys = local_key_counts(rows, held, dcp_rank=rank, dcp_world=world, interleave=run)
-    if max(keys.max(initial=0), len(keys) * token_rows) > _INT32_MAX:
-        raise ValueError(f"seq_lens: {held.max()}; accepted: row and key counts within int32")
-
+    if len(keys) and (most := keys.max()) > INT32_MAX:
+        request = rows.request[keys.argmax()]
+        raise ValueError(
+            f"seq_lens[{request}]: {held[request]}, of which a row sees {most}; accepted: rows "
+            f"that see at most {INT32_MAX} keys"
+        )
+    if capacity is not None and not isinstance(capacity, DecodeCapacity):
+        raise ValueError(f"capacity: {capacity!r}; accepted: a DecodeCapacity, or None")
     room = capacity or DecodeCapacity(tokens=len(keys), requests=len(held))
+    if room.tokens * token_rows > INT32_MAX:
+        name = "query_start_loc" if capacity is None else "capacity"
+        raise ValueError(
+            f"{name}: {room.tokens} tokens of {token_rows} rows each; accepted: at most "
+            f"{INT32_MAX} rows"
+        )
     if len(keys) > room.tokens or len(held) > room.requests:
         raise ValueError(
             f"capacity: {room.tokens} tokens, {room.requests} requests; accepted: at least this "

@@ -1,6 +1,8 @@
 """Checks of planner arguments: exact Python integers out, or a ValueError that names the argument.
 
-Planners multiply row counts, so they compute in Python integers, which neither wrap nor round.
+Prefill planners multiply row counts, and compute in Python integers, which neither wrap nor
+round. Those of decode work on arrays of 64-bit integers, and what their arithmetic could not hold
+is refused here: lengths and positions past int64; rows, world and interleave past int32.
 Nothing is converted here that isn't an integer already: a float length or a boolean mask in the
 place of lengths is a caller's mistake, not a value to truncate.
 """
@@ -13,16 +15,19 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Int64, Integer
 
 Lengths = Sequence[int] | Integer[Any, " B"]
 """One length per request, in tokens: a sequence of integers or an integer array of rank 1."""
 
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
 _ACCEPTED_LENGTHS = "one integer >= 0 per request (a sequence, or an integer array of rank 1)"
 
 
-def lengths(name: str, values: Lengths) -> tuple[int, ...]:
-    """`values` as exact integers, all >= 0; ValueError naming `name` otherwise."""
+def lengths(name: str, values: Lengths, *, most: int | None = None) -> tuple[int, ...]:
+    """`values` as exact integers, all from 0 to `most`; ValueError naming `name` otherwise."""
     if isinstance(values, (list, tuple, range)):
         checked = tuple(_element(name, i, v) for i, v in enumerate(values))
     else:
@@ -35,15 +40,38 @@ def lengths(name: str, values: Lengths) -> tuple[int, ...]:
     if checked and min(checked) < 0:
         at = next(i for i, v in enumerate(checked) if v < 0)
         raise ValueError(f"{name}[{at}]: {checked[at]}; accepted: {_ACCEPTED_LENGTHS}")
+    if most is not None and checked and max(checked) > most:
+        at = next(i for i, v in enumerate(checked) if v > most)
+        raise ValueError(f"{name}[{at}]: {checked[at]}; accepted: integers from 0 to {most}")
     return checked
 
 
-def integer(name: str, value: Any, *, least: int) -> int:
-    """`value` as an exact integer of at least `least`; ValueError naming `name` otherwise."""
+def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """`value` as an exact integer from `least` to `most`; ValueError naming `name` otherwise."""
     exact = _exact(value)
     if exact is None or exact < least:
         raise ValueError(f"{name}: {value!r}; accepted: an integer >= {least}")
+    if most is not None and exact > most:
+        raise ValueError(f"{name}: {exact}; accepted: an integer from {least} to {most}")
     return exact
+
+
+def integer_array(name: str, values: Any) -> Int64[np.ndarray, "..."]:
+    """Integers of any shape, all from 0 to 2^63 - 1; ValueError naming `name` otherwise."""
+    # NumPy makes floats, or objects, of Python integers that fit no 64-bit type together.
+    listed = isinstance(values, (int, list, tuple))
+    array = np.asarray(values, object) if listed else np.asarray(values)
+    if array.dtype == object:
+        for value in array.flat:
+            if _exact(value) is None:
+                raise ValueError(f"{name}: {value!r}; accepted: integers from 0 to {INT64_MAX}")
+    elif array.dtype.kind not in "iu":
+        raise ValueError(f"{name}: dtype {array.dtype}; accepted: integers from 0 to {INT64_MAX}")
+    if array.size:
+        for extreme in (array.min(), array.max()):
+            if not 0 <= int(extreme) <= INT64_MAX:
+                raise ValueError(f"{name}: {extreme}; accepted: integers from 0 to {INT64_MAX}")
+    return array.astype(np.int64)
 
 
 def query_and_context_lens(
@@ -89,8 +117,8 @@ def _exact(value: Any) -> int | None:
 
 def sharding(dcp_rank: Any, dcp_world: Any, interleave: Any) -> tuple[int, int, int]:
     """Rank, world and interleave of a DCP group, checked; ValueError naming the culprit."""
-    world = integer("dcp_world", dcp_world, least=1)
-    run = integer("interleave", interleave, least=1)
+    world = integer("dcp_world", dcp_world, least=1, most=INT32_MAX)
+    run = integer("interleave", interleave, least=1, most=INT32_MAX)
     rank = integer("dcp_rank", dcp_rank, least=0)
     if rank >= world:
         raise ValueError(f"dcp_rank: {rank} in a world of {world}; accepted: 0 to {world - 1}")
@@ -99,7 +127,7 @@ def sharding(dcp_rank: Any, dcp_world: Any, interleave: Any) -> tuple[int, int, 
 
 def query_offsets(query_start_loc: Lengths) -> tuple[int, ...]:
     """Offsets of the requests' query tokens: from 0, never falling, one more than requests."""
-    offsets = lengths("query_start_loc", query_start_loc)
+    offsets = lengths("query_start_loc", query_start_loc, most=INT32_MAX)
     if not offsets or offsets[0] != 0:
         raise ValueError(
             f"query_start_loc: starts with {offsets[0] if offsets else 'nothing'}; accepted: "

@@ -18,7 +18,15 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int64
 
-from jax_impl.planning._arguments import Lengths, integer, lengths, query_offsets, sharding
+from jax_impl.planning._arguments import (
+    INT32_MAX,
+    INT64_MAX,
+    Lengths,
+    integer,
+    lengths,
+    query_offsets,
+    sharding,
+)
 from jax_impl.planning.kv_sharding import count_before
 
 NO_REQUEST = -1
@@ -34,12 +42,14 @@ class DecodeRows:
         bound: [N] how many first global positions of its request a row may see (exclusive
             bound). At most the request's length; may be <= 0: the row sees nothing. 0 for padding.
         padding: rows at the end that belong to no request.
+        num_requests: B, those without a row included.
     """
 
     ragged: bool
     request: Int64[np.ndarray, " N"]
     bound: Int64[np.ndarray, " N"]
     padding: int
+    num_requests: int
 
 
 def is_ragged(query_start_loc: Lengths, *, max_query_len: int) -> bool:
@@ -126,8 +136,9 @@ def decode_rows(
         num_rows: rows of the batch, padding included; None: no padding.
 
     Raises:
-        ValueError: an argument is out of its range, total_lens is not one per request, a request
-            has more than max_query_len tokens, or num_rows is less than the batch's tokens.
+        ValueError: an argument is out of its range (lengths go up to 2^63 - 1, rows up to
+            2^31 - 1), total_lens is not one per request, a request has more than max_query_len
+            tokens, or num_rows is less than the batch's tokens.
     """
     ragged = is_ragged(query_start_loc, max_query_len=max_query_len)
     offsets = np.asarray(query_offsets(query_start_loc), np.int64)
@@ -135,7 +146,7 @@ def decode_rows(
     if not isinstance(causal, (bool, np.bool_)):
         raise ValueError(f"causal: {causal!r}; accepted: True or False")
     tokens = int(offsets[-1])
-    rows = tokens if num_rows is None else integer("num_rows", num_rows, least=0)
+    rows = tokens if num_rows is None else integer("num_rows", num_rows, least=0, most=INT32_MAX)
     if rows < tokens:
         raise ValueError(
             f"num_rows: {rows}; accepted: at least query_start_loc[-1] = {tokens}, or None"
@@ -150,6 +161,7 @@ def decode_rows(
         request=np.pad(request, (0, padding), constant_values=NO_REQUEST),
         bound=np.pad(bound, (0, padding)),
         padding=padding,
+        num_requests=len(totals),
     )
 
 
@@ -177,15 +189,10 @@ def local_key_counts(
         seq_lens: [B] keys of each request that the rank holds.
 
     Raises:
-        ValueError: an argument is out of its range, or a row's request is not in seq_lens.
+        ValueError: an argument is out of its range, or seq_lens is not one per request of rows.
     """
     rank, world, run = sharding(dcp_rank, dcp_world, interleave)
-    held = np.asarray(lengths("seq_lens", seq_lens), np.int64)
-    if rows.request.max(initial=NO_REQUEST) >= len(held):
-        raise ValueError(
-            f"seq_lens: {len(held)} requests; accepted: one entry per request, and the rows "
-            f"name request {rows.request.max()}"
-        )
+    held = per_request("seq_lens", seq_lens, rows.num_requests)
     real = rows.request != NO_REQUEST
     counts = np.zeros(len(rows.request), np.int64)
     counts[real] = np.minimum(
@@ -196,7 +203,7 @@ def local_key_counts(
 
 def per_request(name: str, values: Lengths, requests: int) -> Int64[np.ndarray, " B"]:
     """The lengths as an array, once there is one for each request of query_start_loc."""
-    exact = lengths(name, values)
+    exact = lengths(name, values, most=INT64_MAX)
     if len(exact) != requests:
         raise ValueError(
             f"{name}: {len(exact)} entries; accepted: one per request of query_start_loc, "

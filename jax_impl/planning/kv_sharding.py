@@ -8,7 +8,9 @@ kernel needs nothing but a count: rank, world and interleave end here.
 Sources: "VL" is vLLM 0.33.0, vllm/v1/attention/backends/utils.py (lengths) and
 vllm/v1/worker/gpu/block_table.py (pages). docs/planning-rules.md has the rules in context.
 
-Arrays in, arrays out; a single position is an array of rank 0.
+Arrays in, arrays of int64 out; a single position is an array of rank 0. Positions and lengths are
+accepted up to 2^63 - 1, world, interleave, page size and page numbers up to 2^31 - 1; what these
+would take past 2^63 - 1 is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from jax_impl.planning._arguments import Lengths, integer, lengths, sharding
+from jax_impl.planning._arguments import (
+    INT32_MAX,
+    INT64_MAX,
+    Lengths,
+    integer,
+    integer_array,
+    lengths,
+    sharding,
+)
 
 Positions = int | Integer[Any, "..."]
 
@@ -32,10 +42,10 @@ def owner(positions: Positions, *, dcp_world: int, interleave: int = 1) -> Int64
     [0, 0, 1, 1, 0]
 
     Raises:
-        ValueError: a position is negative or no integer, or the group is none.
+        ValueError: a position is negative, no integer or past int64, or the group is none.
     """
     _, world, run = sharding(0, dcp_world, interleave)
-    return _positions("positions", positions) // run % world
+    return integer_array("positions", positions) // run % world
 
 
 def local_index(
@@ -52,7 +62,7 @@ def local_index(
         ValueError: as `owner`.
     """
     _, world, run = sharding(0, dcp_world, interleave)
-    exact = _positions("positions", positions)
+    exact = integer_array("positions", positions)
     return exact // (run * world) * run + exact % run
 
 
@@ -67,11 +77,17 @@ def global_position(
     [2, 3, 6]
 
     Raises:
-        ValueError: an index is negative or no integer, the rank is outside the world, or the
-            group is none.
+        ValueError: an index is negative, no integer, or one whose position is past int64; the
+            rank is outside the world, or the group is none.
     """
     rank, world, run = sharding(dcp_rank, dcp_world, interleave)
-    exact = _positions("local_indices", local_indices)
+    exact = integer_array("local_indices", local_indices)
+    last = int(exact.max(initial=0))  # the position grows with the index
+    if (furthest := last // run * run * world + rank * run + last % run) > INT64_MAX:
+        raise ValueError(
+            f"local_indices: {last}, at position {furthest} with dcp_world {world}; accepted: "
+            f"indices of positions up to {INT64_MAX}"
+        )
     return exact // run * run * world + rank * run + exact % run
 
 
@@ -99,7 +115,7 @@ def local_seq_lens(
         ValueError: as `global_position`, for the lengths.
     """
     rank, world, run = sharding(dcp_rank, dcp_world, interleave)
-    totals = np.asarray(lengths("total_lens", total_lens), np.int64)
+    totals = np.asarray(lengths("total_lens", total_lens, most=INT64_MAX), np.int64)
     return count_before(totals, rank, world, run)
 
 
@@ -128,8 +144,8 @@ def check_page_size(page_size: int, interleave: int = 1) -> int:
     Raises:
         ValueError: it is not.
     """
-    size = integer("page_size", page_size, least=1)
-    run = integer("interleave", interleave, least=1)
+    size = integer("page_size", page_size, least=1, most=INT32_MAX)
+    run = integer("interleave", interleave, least=1, most=INT32_MAX)
     if size % run:
         raise ValueError(
             f"page_size: {size} with interleave {run}; accepted: a multiple of the interleave"
@@ -164,8 +180,8 @@ def cache_slots(
     """
     rank, world, run = sharding(dcp_rank, dcp_world, interleave)
     size = check_page_size(page_size, run)
-    exact = _positions("positions", positions)
-    pages = np.asarray(lengths("block_table_row", block_table_row), np.int64)
+    exact = integer_array("positions", positions)
+    pages = np.asarray(lengths("block_table_row", block_table_row, most=INT32_MAX), np.int64)
     mine = owner(exact, dcp_world=world, interleave=run) == rank
     local = local_index(exact, dcp_world=world, interleave=run)
     column = np.where(mine, local // size, 0)
@@ -177,15 +193,3 @@ def cache_slots(
     if not len(pages):
         return np.full(exact.shape, -1, np.int64)
     return np.where(mine, pages[column] * size + local % size, -1)
-
-
-def _positions(name: str, values: Positions) -> Int64[np.ndarray, "..."]:
-    array = np.asarray(values)
-    if array.size == 0 and array.dtype.kind == "f" and isinstance(values, (list, tuple)):
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{name}: dtype {array.dtype}; accepted: integers >= 0")
-    exact = array.astype(np.int64)
-    if (exact < 0).any():
-        raise ValueError(f"{name}: {exact.min()}; accepted: integers >= 0")
-    return exact

@@ -126,6 +126,8 @@ def test_the_shipped_rules_refuse_a_draft_block_of_two_lengths():
         ({"max_query_len": 0}, "max_query_len: 0; accepted are 1 and more"),
         ({"max_query_len": 1.5}, "max_query_len: 'float' object"),
         ({"num_rows": 3}, "num_rows: 3; query_start_loc counts 4 query tokens"),
+        ({"causal": "no"}, "causal: 'no'; accepted are True and False"),
+        ({"causal": 0}, "causal: 0; accepted are True and False"),
         ({"rules": "latest"}, "rules: 'latest'; accepted are 'fixed' and 'vllm-0.33.0'"),
     ],
 )
@@ -195,9 +197,16 @@ def test_impossible_shards_are_named(changes, message):
         check_shard(**({"dcp_rank": 1, "dcp_world": 2, "interleave": 1} | changes))
 
 
-def test_key_counts_want_a_length_for_each_request_that_a_row_names():
-    with pytest.raises(ValueError, match=r"^seq_lens: 1 lengths; the rows name 2 requests"):
-        local_key_counts(rows([1, 1], [3, 3]), [3])
+@pytest.mark.parametrize("query_lens", [[1, 1], [1, 0]])
+@pytest.mark.parametrize("rules", ["fixed", "vllm-0.33.0"])
+def test_key_counts_want_a_length_for_each_request_and_no_more(query_lens, rules):
+    plan = rows(query_lens, [3, 3], num_rows=2, rules=rules)
+    assert len(local_key_counts(plan, [3, 3])) == 2
+    for local in ([3], [3, 9, 9]):
+        with pytest.raises(
+            ValueError, match=f"^seq_lens: {len(local)} lengths; the rows are of 2 requests"
+        ):
+            local_key_counts(plan, local)
 
 
 def random_batch(r: random.Random):

@@ -54,12 +54,15 @@ class DecodeRows:
     bound     exclusive global bound on the key positions that it sees; below 1 there are none
     padding   the row belongs to no request; it has bound 0 by the fixed rules, which name the last
               request for it
+
+    requests is B, those without a row included.
     """
 
     ragged: bool
     request: tuple[int, ...]
     bound: tuple[int, ...]
     padding: tuple[bool, ...]
+    requests: int
 
 
 def decode_rows(
@@ -84,11 +87,13 @@ def decode_rows(
 
     ValueError: lengths that aren't whole, are negative, or aren't one per request; a
     query_start_loc that doesn't start at 0 or falls; a query longer than max_query_len; fewer rows
-    than tokens; unknown rules. By the rules of vLLM 0.33.0 also BoundsShapeMismatch and
-    NonUniformBlock, both ValueErrors.
+    than tokens; a causal that isn't a bool; unknown rules. By the rules of vLLM 0.33.0 also
+    BoundsShapeMismatch and NonUniformBlock, both ValueErrors.
     """
     if rules not in ("fixed", "vllm-0.33.0"):
         raise ValueError(f"rules: {rules!r}; accepted are 'fixed' and 'vllm-0.33.0'")
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal: {causal!r}; accepted are True and False")
     starts = query_starts(query_start_loc)
     totals = lengths("total_lens", total_lens)
     if len(totals) != len(starts) - 1:
@@ -140,6 +145,7 @@ def _one_row_per_token(
         request=request,
         bound=bound,
         padding=tuple(t >= real for t in range(rows)),
+        requests=len(totals),
     )
 
 
@@ -173,6 +179,7 @@ def _as_shipped(
         request=tuple(t // each for t in range(rows)),
         bound=tuple(totals[t // each] - (each - 1 - t % each) for t in range(rows)),
         padding=tuple(t >= starts[-1] for t in range(rows)),
+        requests=requests,
     )
 
 
@@ -188,13 +195,16 @@ def local_key_counts(
 
     seq_lens are the local lengths in tokens, one per request. A padded row sees none.
 
-    ValueError: too few lengths, or any that isn't whole or is negative; a rank outside the world.
+    ValueError: lengths that aren't one per request of the rows, aren't whole or are negative; a
+    rank outside the world.
     """
     check_shard(dcp_rank=dcp_rank, dcp_world=dcp_world, interleave=interleave)
     local = lengths("seq_lens", seq_lens)
-    needed = 1 + max(rows.request, default=-1) if not all(rows.padding) else 0
-    if len(local) < needed:
-        raise ValueError(f"seq_lens: {len(local)} lengths; the rows name {needed} requests")
+    if len(local) != rows.requests:
+        raise ValueError(
+            f"seq_lens: {len(local)} lengths; the rows are of {rows.requests} requests and one "
+            "each is needed"
+        )
     return tuple(
         0 if padding else min(local[i], local_length(bound, dcp_rank, dcp_world, interleave))
         for i, bound, padding in zip(rows.request, rows.bound, rows.padding, strict=True)

@@ -134,8 +134,31 @@ BAD_PLANS: list[tuple[str, Any, str]] = [
     ("interleave", 0, "interleave: 0; accepted: an integer >= 1"),
     ("causal", 1, "causal: 1; accepted: True or False"),
     ("capacity", DecodeCapacity(tokens=2, requests=2), "capacity: 2 tokens, 2 requests; accepted"),
+    ("capacity", 5, "capacity: 5; accepted: a DecodeCapacity, or None"),
+    ("capacity", {}, "capacity: {}; accepted: a DecodeCapacity, or None"),
+    ("total_lens", [2**63, 20], f"total_lens[0]: {2**63}; accepted: integers from 0 to"),
+    ("seq_lens", [70, 2**64], f"seq_lens[1]: {2**64}; accepted: integers from 0 to"),
+    ("interleave", 2**62, f"interleave: {2**62}; accepted: an integer from 1 to 2147483647"),
+    (
+        "capacity",
+        DecodeCapacity(tokens=2**28, requests=2),
+        f"capacity: {2**28} tokens of 8 rows each; accepted: at most 2147483647 rows",
+    ),
     ("split_keys", 64, "split_keys: 64; accepted: a multiple of 128, or None"),
 ]
+
+
+def test_a_row_sees_as_many_keys_as_an_int32_holds():
+    most = 2**31 - 1
+    lengths = GOOD | {"seq_lens": [70, most], "total_lens": [70, most]}
+    assert plan_decode(**lengths).row_keys.tolist() == [69, 70, most]
+    # More may be held if no row sees it.
+    assert plan_decode(**GOOD | {"seq_lens": [70, 2**40]}).row_keys.tolist() == [69, 70, 20]
+    message = f"seq_lens[1]: {2**40}, of which a row sees {2**31}; accepted: rows that see at most"
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        plan_decode(**GOOD | {"seq_lens": [70, 2**40], "total_lens": [70, 2**31]})
+    with pytest.raises(ValueError, match=f"^capacity.tokens: {2**31}; accepted: an integer from 0"):
+        DecodeCapacity(tokens=2**31, requests=1)
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_PLANS)

@@ -122,6 +122,9 @@ BAD = [
     ({"query_start_loc": [0, 1, 2]}, "total_lens: 1 entries; accepted: one per request .*, 2"),
     ({"total_lens": [-1]}, "total_lens.0.: -1; accepted"),
     ({"total_lens": [1.5]}, "total_lens.0.: 1.5; accepted"),
+    ({"total_lens": [2**63]}, f"total_lens.0.: {2**63}; accepted: integers from 0 to {2**63 - 1}"),
+    ({"query_start_loc": [0, 2**64]}, f"query_start_loc.1.: {2**64}; accepted: integers from 0"),
+    ({"num_rows": 2**63}, f"num_rows: {2**63}; accepted: an integer from 0 to 2147483647"),
     ({"num_rows": 2}, "num_rows: 2; accepted: at least query_start_loc.-1. = 3, or None"),
     ({"max_query_len": True}, "max_query_len: True; accepted: an integer >= 1"),
     ({"causal": None}, "causal: None; accepted: True or False"),
@@ -137,5 +140,20 @@ def test_a_batch_that_is_none_is_refused_by_name(changes, message):
 
 def test_counts_need_a_length_of_each_request_that_has_rows():
     rows = decode_rows([0, 1, 2], [5, 5], max_query_len=1)
-    with pytest.raises(ValueError, match="seq_lens: 1 requests; accepted: one entry per request"):
+    for held in ([5], [5, 5, 5]):
+        with pytest.raises(ValueError, match=f"^seq_lens: {len(held)} entries; accepted: one per"):
+            local_key_counts(rows, held)
+
+
+def test_counts_need_a_length_of_requests_without_rows_too():
+    rows = decode_rows([0, 1, 1], [5, 5], max_query_len=1, num_rows=3)
+    assert rows.num_requests == 2
+    assert local_key_counts(rows, [5, 4]).tolist() == [5, 0, 0]
+    with pytest.raises(ValueError, match=r"^seq_lens: 1 entries; accepted"):
         local_key_counts(rows, [5])
+
+
+def test_the_largest_length_is_served_exactly():
+    rows = decode_rows([0, 2], [2**63 - 1], max_query_len=2)
+    assert rows.bound.tolist() == [2**63 - 2, 2**63 - 1]
+    assert local_key_counts(rows, [2**62], dcp_world=2).tolist() == [2**62 - 1, 2**62]

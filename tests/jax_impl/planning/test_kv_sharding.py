@@ -20,6 +20,7 @@ from jax_impl.planning import (
     owner,
 )
 
+INT64_MAX = 2**63 - 1
 GROUPS = [(1, 1), (1, 64), (2, 1), (2, 4), (3, 1), (4, 64), (5, 4), (8, 1), (8, 4)]
 
 
@@ -87,9 +88,53 @@ def test_slots_of_all_ranks_are_those_of_the_pages_that_share_a_column(world, ru
     np.testing.assert_array_equal(found // size, np.repeat(table, size * world))
 
 
+def test_the_largest_positions_and_groups_are_served_exactly():
+    """Against Python's integers, which neither wrap nor round."""
+    positions = [INT64_MAX, INT64_MAX - 1, 2**62]
+    for world, run in [(1, 1), (8, 4), (2**31 - 1, 2**31 - 1), (2**31 - 1, 1)]:
+        stripe = world * run
+        ranks = [p // run % world for p in positions]
+        places = [p // stripe * run + p % run for p in positions]
+        assert owner(positions, dcp_world=world, interleave=run).tolist() == ranks
+        assert local_index(positions, dcp_world=world, interleave=run).tolist() == places
+        for position, rank, place in zip(positions, ranks, places, strict=True):
+            group = {"dcp_rank": rank, "dcp_world": world, "interleave": run}
+            assert int(global_position(place, **group)) == position
+            rest = position % stripe - rank * run
+            held = position // stripe * run + min(max(rest, 0), run)
+            assert local_seq_lens([position], **group).tolist() == [held]
+
+
 BAD = [
-    (owner, ([-1],), {"dcp_world": 2}, "positions: -1; accepted: integers >= 0"),
-    (owner, ([0.5],), {"dcp_world": 2}, "positions: dtype float64; accepted: integers"),
+    (owner, ([-1],), {"dcp_world": 2}, f"positions: -1; accepted: integers from 0 to {INT64_MAX}"),
+    (owner, ([0.5],), {"dcp_world": 2}, "positions: 0.5; accepted: integers from 0"),
+    (owner, (np.zeros(1),), {"dcp_world": 2}, "positions: dtype float64; accepted: integers"),
+    (owner, ([True],), {"dcp_world": 2}, "positions: True; accepted: integers from 0"),
+    (owner, ([-1, 2**63],), {"dcp_world": 2}, "positions: -1; accepted: integers from 0"),
+    (owner, ([0, 2**64],), {"dcp_world": 2}, f"positions: {2**64}; accepted: integers from 0"),
+    (
+        owner, (np.array([2**63 + 5], np.uint64),), {"dcp_world": 2},
+        f"positions: {2**63 + 5}; accepted: integers from 0 to {INT64_MAX}",
+    ),
+    (owner, ([0],), {"dcp_world": 2**31}, f"dcp_world: {2**31}; accepted: an integer from 1 to"),
+    (
+        global_position, ([3, 2**62],), {"dcp_rank": 1, "dcp_world": 8},
+        f"local_indices: {2**62}, at position 36893488147419103233 with dcp_world 8; accepted: "
+        f"indices of positions up to {INT64_MAX}",
+    ),
+    (
+        local_seq_lens, ([5, 2**63],), {"dcp_rank": 0, "dcp_world": 2},
+        f"total_lens[1]: {2**63}; accepted: integers from 0 to {INT64_MAX}",
+    ),
+    (
+        local_seq_lens, ([5],), {"dcp_rank": 0, "dcp_world": 4, "interleave": 2**62},
+        f"interleave: {2**62}; accepted: an integer from 1 to 2147483647",
+    ),
+    (
+        cache_slots, ([0], [2**31]), {"page_size": 32, "dcp_rank": 0, "dcp_world": 2},
+        f"block_table_row[0]: {2**31}; accepted: integers from 0 to 2147483647",
+    ),
+    (check_page_size, (2**64,), {}, f"page_size: {2**64}; accepted: an integer from 1 to"),
     (owner, ([0],), {"dcp_world": 0}, "dcp_world: 0; accepted: an integer >= 1"),
     (owner, ([0],), {"dcp_world": 2, "interleave": 0}, "interleave: 0; accepted"),
     (global_position, ([0],), {"dcp_rank": 2, "dcp_world": 2}, "dcp_rank: 2 in a world of 2"),
