@@ -15,6 +15,9 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+LARGEST = 2**31 - 1
+"""The largest whole number of a case: sizes and lengths end in int32 arrays."""
+
 
 class CaseError(ValueError):
     """A case line that can't be understood; the message says what was written and what is
@@ -87,15 +90,16 @@ def parse_case_of(case_type: type[Case], words: str) -> Case:
 
 
 def integer(least: int, most: int | None = None) -> Key:
-    """A whole number in [least, most]."""
+    """A whole number in [least, most], or up to LARGEST."""
+    last = LARGEST if most is None else most
 
     def parse(text: str) -> int:
         value = int(text)
-        if value < least or (most is not None and value > most):
+        if not least <= value <= last:
             raise ValueError
         return value
 
-    return Key(parse, f"a whole number from {least}" + (f" to {most}" if most is not None else ""))
+    return Key(parse, f"a whole number from {least} to {last}")
 
 
 def flag() -> Key:
@@ -135,18 +139,18 @@ def number(least: float | None = None, most: float | None = None, *words: str) -
 
 
 def integers(least: int) -> Key:
-    """Whole numbers joined by ``+``, each at least `least`; ``none`` is the empty list."""
+    """Whole numbers joined by ``+``, each in [least, LARGEST]; ``none`` is the empty list."""
 
     def parse(text: str) -> tuple[int, ...]:
         if text == "none":
             return ()
         values = tuple(int(part) for part in text.split("+"))
-        if any(value < least for value in values):
+        if any(not least <= value <= LARGEST for value in values):
             raise ValueError
         return values
 
     return Key(
         parse,
-        f"whole numbers from {least} joined by + (or none)",
+        f"whole numbers from {least} to {LARGEST} joined by + (or none)",
         lambda values: "+".join(map(str, values)) or "none",
     )

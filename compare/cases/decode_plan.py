@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from compare.cases.case import Case, case_field, flag, integer, integers
+from compare.cases.case import Case, CaseError, case_field, flag, integer, integers
 from compare.cases.dcp_decode import check_batch, integer_or
+
+MOST_ROWS = 2**20
+"""Rows of q, which a plan lists one by one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,3 +40,7 @@ class DecodePlanCase(Case):
 
     def check(self) -> None:
         check_batch(self.suite, self.lens, self.q, self.promised, self.world, self.rank)
+        if (rows := sum(self.q) + self.pad_rows) > MOST_ROWS:
+            raise CaseError(
+                f"decode-plan: q and pad_rows make {rows} rows; accepted are up to {MOST_ROWS}"
+            )

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from compare.cases.case import LARGEST
 from compare.cases.inputs import PrefillPlanInputs
 from compare.cases.prefill_plan import PrefillPlanCase
 from compare.commands.words import WordsOff, command, lengths
@@ -33,14 +34,21 @@ def plan(
         str, typer.Option(help="This step's tokens of each request; zeros are allowed.")
     ],
     compress_ratio: Annotated[
-        int, typer.Option(min=0, help="Tokens per compressed entry; 0 and 1: window only.")
+        int,
+        typer.Option(min=0, max=LARGEST, help="Tokens per compressed entry; 0, 1: window only."),
     ],
-    max_model_len: Annotated[int, typer.Option(min=1, help="vLLM's max_model_len, in tokens.")],
+    max_model_len: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="vLLM's max_model_len, in tokens.")
+    ],
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="vLLM's max_num_batched_tokens.")
+        int, typer.Option(min=1, max=LARGEST, help="vLLM's max_num_batched_tokens.")
     ],
-    window: Annotated[int, typer.Option(min=1, help="Sliding window, in tokens.")] = 128,
-    chunk_size: Annotated[int, typer.Option(min=1, help="vLLM's PREFILL_CHUNK_SIZE.")] = 4,
+    window: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="Sliding window, in tokens.")
+    ] = 128,
+    chunk_size: Annotated[
+        int, typer.Option(min=1, max=LARGEST, help="vLLM's PREFILL_CHUNK_SIZE.")
+    ] = 4,
     has_compressed: Annotated[
         bool | None,
         typer.Option(

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from compare.cases.case import LARGEST
 from compare.cases.decode_plan import DecodePlanCase
 from compare.cases.inputs import DecodePlanInputs
 from compare.commands.words import WordsOff, command, lengths
@@ -22,6 +23,7 @@ SHIPPED = "vllm-0.33.0"
 FIXED = "jax-planner"
 FIXED_AGAIN = "torch-planner"
 
+_RANKS_SHOWN = 256
 _COLUMNS = ("row", "token", "shipped", "bound", "keys", "", "fixed", "bound", "keys")
 
 
@@ -36,16 +38,23 @@ def plan_decode(
     ],
     max_query_len: Annotated[
         int,
-        typer.Option(min=1, help="The most tokens that the engine promises for any request."),
+        typer.Option(
+            min=1, max=LARGEST, help="The most tokens that the engine promises for any request."
+        ),
     ],
-    world: Annotated[int, typer.Option(min=1, help="Ranks that share the keys.")],
+    world: Annotated[int, typer.Option(min=1, max=LARGEST, help="Ranks that share the keys.")],
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Show this rank's key counts; without it all ranks'.")
+        int | None,
+        typer.Option(
+            min=0, max=LARGEST, help="Show this rank's key counts; without it all ranks'."
+        ),
     ] = None,
     interleave: Annotated[
-        int, typer.Option(min=1, help="Neighbouring positions that lie on one rank.")
+        int, typer.Option(min=1, max=LARGEST, help="Neighbouring positions that lie on one rank.")
     ] = 1,
-    pad_rows: Annotated[int, typer.Option(min=0, help="Rows of q after the last token.")] = 0,
+    pad_rows: Annotated[
+        int, typer.Option(min=0, max=LARGEST, help="Rows of q after the last token.")
+    ] = 0,
     causal: Annotated[
         bool,
         typer.Option(
@@ -71,6 +80,11 @@ def plan_decode(
         pad_rows=pad_rows,
     )
     case.check()
+    if rank is None and world > _RANKS_SHOWN:
+        raise WordsOff(
+            f"--world {world} without --rank: accepted are up to {_RANKS_SHOWN} ranks side by "
+            "side; choose one with --rank"
+        )
     found = compare_rows(case, tuple(range(world)) if rank is None else (rank,))
     if as_json:
         typer.echo(found.json())

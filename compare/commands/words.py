@@ -14,10 +14,12 @@ from typing import Any
 
 import typer
 
-from compare.cases.case import Case, CaseError
+from compare.cases.case import LARGEST, Case, CaseError
 from compare.run.implementations import UnknownImplementation
 from compare.suites import SUITES, parse_case
 from compare.tools.golden import DamagedGolden, UnknownGolden
+
+_MOST_DIGITS = 4300  # that int() reads
 
 
 class WordsOff(ValueError):
@@ -82,17 +84,20 @@ def comma_list(values: Iterable[str] | None) -> list[str]:
 
 
 def lengths(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers joined by commas, plus signs or blanks; ``none`` is the empty list."""
+    """Whole numbers up to LARGEST joined by commas, plus signs or blanks; ``none`` is the empty
+    list.
+    """
     if text.strip() == "none":
         return ()
     words = re.split(r"\s*[,+]\s*|\s+", text.strip())
     if words == [""]:
         raise WordsOff(f"{option} is empty; write whole numbers joined by commas, or none")
     for word in words:
-        if not (word.isascii() and word.isdecimal()):
+        digits = word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS
+        if not digits or int(word) > LARGEST:
             raise WordsOff(
-                f"{option} {text}: {word!r} isn't accepted; accepted: whole numbers from 0, joined "
-                "by commas, plus signs or blanks"
+                f"{option} {text}: {word!r} isn't accepted; accepted: whole numbers from 0 to "
+                f"{LARGEST}, joined by commas, plus signs or blanks"
             )
     return tuple(map(int, words))
 

@@ -63,6 +63,11 @@ def test_lists_use_plus() -> None:
         ("dcp-decode:lens=99,q=17,data=exact", "at most q=16 tokens"),
         ("dcp-decode:lens=99,q=1,data=exact,sm_scale=-1.0", "a positive sm_scale"),
         ("decode-plan:lens=9,q=1,rank=all", "accepted: a whole number from 0"),
+        ("decode-plan:lens=99999999999999999999,q=1", "whole numbers from 0 to 2147483647 joined"),
+        ("decode-plan:lens=9,q=1,interleave=2147483648", "a whole number from 1 to 2147483647"),
+        ("decode-plan:lens=9,q=1,pad_rows=2147483647", "2147483648 rows; accepted are up to 10485"),
+        ("dcp-decode:lens=2147483648,q=1", "whole numbers from 0 to 2147483647 joined"),
+        ("prefill-plan:seq=2147483648,q=1", "whole numbers from 0 to 2147483647 joined"),
         ("decode-plan:lens=9,q=1,rank=5", "rank=5 of world=2"),
     ],
 )

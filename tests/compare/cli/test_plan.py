@@ -126,6 +126,7 @@ def test_the_case_line_is_the_same_batch():
     [
         (("3,x", "1,1"), "--seq-lens 3,x: 'x' isn't accepted"),
         (("3,4", "1,1.5"), "--query-lens 1,1.5: '1.5' isn't accepted"),
+        (("3,2147483648", "1,1"), "'2147483648' isn't accepted; accepted: whole numbers from 0 to"),
         (("3,4", ""), "--query-lens is empty"),
         (("3,4", "1"), "query_lens"),
         (("3,4", "1,5"), "query_lens[1]"),

@@ -134,6 +134,12 @@ def test_a_draft_block_sees_all_of_its_request():
         (["--query-lens", "9,1"], "request 0 has q=9 tokens and max_q=8"),
         (["--query-lens", "8,-1"], "'-1' isn't accepted"),
         (["--query-lens", "8,1", "--rank", "2"], "rank=2 of world=2"),
+        (["--query-lens", f"8,{10**20}"], f"'{10**20}' isn't accepted; accepted: whole numbers"),
+        (["--query-lens", "8," + "9" * 5000], "accepted: whole numbers from 0 to 2147483647"),
+        (["--query-lens", "8,1", "--interleave", str(2**62)], "Invalid value for '--interleave'"),
+        (["--query-lens", "8,1", "--world", str(10**20)], "Invalid value for '--world'"),
+        (["--query-lens", "8,1", "--world", "2147483647"], "accepted are up to 256 ranks"),
+        (["--query-lens", "8,1", "--pad-rows", "2147483647"], "accepted are up to 1048576"),
     ],
 )
 def test_words_that_are_off_are_told(words, said):
@@ -141,6 +147,14 @@ def test_words_that_are_off_are_told(words, said):
     found = command_line("plan", "--decode", *sizes, *words)
     assert found.status == 2
     assert said in found.err
+
+
+def test_the_largest_lengths_and_groups_are_planned():
+    largest = 2**31 - 1
+    group = ("--rank", "1", "--interleave", str(largest))
+    found = plan(str(largest), "1", *group, max_query_len=largest, world=largest)
+    assert found.status == 0
+    assert rows_of(found)[0][-3:] == ["request 0", str(largest), "0"]
 
 
 def test_help_is_that_of_decode():
