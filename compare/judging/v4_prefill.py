@@ -79,6 +79,7 @@ def judge(
         not_compared=tuple(
             name for name in ("max_logits", "plan", "stages") if getattr(candidate, name) is None
         ),
+        rowless=Status.UNSUPPORTED if candidate.plan is None else Status.PASS,
     )
     return _with_stages(evidence, candidate, found, verdict)
 

@@ -11,6 +11,7 @@ from compare.judging.sides import Side, measure, prefixed
 from compare.judging.verdict import Diagnosis, Status, Verdict
 
 _SUSPECTS = 8
+_NO_ROWS = "there was nothing to compare: the case has no rows; shapes and dtypes are as due"
 
 Explain = Callable[[Side, list[int]], tuple[Diagnosis, ...]]
 """(candidate, tokens to look at first) -> the faults that its tensors show."""
@@ -27,12 +28,14 @@ def weigh(
     more: Callable[[Side], list[str]],
     notes: tuple[str, ...],
     not_compared: tuple[str, ...] = (),
+    rowless: Status = Status.UNSUPPORTED,
 ) -> Verdict:
     """Measures both sides and says what is to be said.
 
     theirs: the reference's side; None judges against the oracle alone. reference_failed: a sentence
     where the reference can't be compared at all. more: sentences that a failing candidate gets
-    besides.
+    besides. rowless: what a well-formed result without any row is; a result of which nothing else
+    is compared either must not count as compared.
     """
     sides = (ours,) if theirs is None else (ours, theirs)
     beside = None if theirs is None else SideBySide(ours.view, theirs.view, ours.contract)
@@ -48,7 +51,10 @@ def weigh(
     if failures:
         status = Status.SPECIAL if ours.special.findings else Status.NUMERIC
         failures += more(ours)
-    elif not ours.numbers.judged and evidence.num_tokens:
+    elif not evidence.num_tokens:
+        status = rowless
+        failures = [] if status is Status.PASS else [_NO_ROWS]
+    elif not ours.numbers.judged:
         status = Status.UNSUPPORTED
         failures = ["no row could be compared: what their inputs are due is not defined"]
     found: tuple[Diagnosis, ...] = ()

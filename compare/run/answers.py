@@ -107,6 +107,8 @@ def plan_result(chunks: Any, name: str) -> PlanResult:
 def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
     """(ragged, request, bound, padding), a mapping or an object with these names, as a plan.
 
+    padding: one flag for each row, or how many rows at the end are padding.
+
     A plan that has local_counts too (as a fifth element, or by that name) is judged by them; of
     another they follow from its bounds by the ownership rule, and a note says so. TypeError for
     anything else.
@@ -122,10 +124,8 @@ def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> Deco
         counts = getattr(answer, "local_counts", None)
     elif counts is None and isinstance(answer, Mapping):
         counts = answer.get("local_counts")
-    bound, padding = (
-        _whole(found["bound"], f"bound of {name}"),
-        tuple(bool(p) for p in found["padding"]),
-    )
+    bound = _whole(found["bound"], f"bound of {name}")
+    padding = _padding(found["padding"], len(bound), name)
     notes = ()
     if counts is None:
         group = (inputs.dcp_rank, inputs.dcp_world, inputs.interleave)
@@ -142,6 +142,22 @@ def decode_plan_result(answer: Any, name: str, inputs: DecodePlanInputs) -> Deco
         padding=padding,
         notes=notes,
     )
+
+
+def _padding(given: Any, rows: int, name: str) -> tuple[bool, ...]:
+    """Padding as one flag for each row."""
+    if hasattr(given, "__iter__") and getattr(given, "ndim", 1):
+        return tuple(bool(flag) for flag in given)
+    try:
+        count = operator.index(given)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= rows or isinstance(given, bool):
+        raise TypeError(
+            f"padding of {name}: {given!r}; accepted: one flag for each row, or how many of the "
+            f"{rows} rows, at the end, are padding"
+        )
+    return tuple(t >= rows - count for t in range(rows))
 
 
 def _more(answer: Any, field: str) -> Any:

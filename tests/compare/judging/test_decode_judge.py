@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import compare
 from compare.cases.inputs import DcpDecodeInputs
 from compare.judging import decode_tolerance
 from compare.judging.dcp_decode import Evidence, contract_of, judge, share_by_tensor
@@ -350,3 +351,18 @@ def test_of_a_big_batch_256_tokens_and_the_most_different_are_judged(monkeypatch
     assert verdict.status is Status.NUMERIC
     assert verdict.worst[0].index[0] == token
     assert verdict.rows_judged < verdict.rows_total == 100
+
+
+@pytest.mark.parametrize("words", ["lens=none,q=none", "lens=9,q=0", "lens=9,q=0,world=2,rank=all"])
+def test_without_a_row_nothing_is_compared_and_the_run_is_not_green(words: str):
+    inputs = inputs_of(f"dcp-decode:{words}")
+    right = DcpDecodeResult(
+        out=np.zeros((0, 16, 512), ml_dtypes.bfloat16), lse=np.zeros((0, 16), np.float32)
+    )
+    verdict = judge(inputs, right)
+    assert verdict.status is Status.UNSUPPORTED
+    assert "there was nothing to compare" in verdict.reason
+    shorter = dataclasses.replace(right, lse=np.zeros((0, 1), np.float32))
+    assert judge(inputs, shorter).status is Status.SHAPE
+    report = compare.check("torch", "dcp-decode", "oracle", [f"dcp-decode:{words}"])
+    assert (report.compared, report.exit_status) == (0, 3)

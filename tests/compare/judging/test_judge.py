@@ -241,7 +241,7 @@ def test_inputs_of_which_no_row_is_defined_are_no_pass(inputs, right):
     assert "no row could be compared" in verdict.reason
 
 
-def test_no_token_is_no_fault(inputs_of, yardstick_of):
+def test_without_a_token_nothing_is_compared(inputs_of, yardstick_of):
     inputs = inputs_of("s_q=0,s_kv=9,h=2,topk=8")
     empty = np.zeros((0, 2), np.float32)
     from compare.run.result import SparsePrefillResult
@@ -249,7 +249,11 @@ def test_no_token_is_no_fault(inputs_of, yardstick_of):
     result = SparsePrefillResult(
         out=np.zeros((0, 2, 512), BFLOAT16), max_logits=empty, lse=empty.copy()
     )
-    assert judge(inputs, result, result).status is Status.PASS
+    verdict = judge(inputs, result, result)
+    assert verdict.status is Status.UNSUPPORTED
+    assert "there was nothing to compare: the case has no rows" in verdict.reason
+    wrong = SparsePrefillResult(out=np.zeros((0, 1, 512), BFLOAT16), lse=empty)
+    assert judge(inputs, wrong).status is Status.SHAPE
 
 
 class TestExactData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 import compare
 from compare.cases.inputs import DcpDecodeInputs
+from compare.judging.verdict import Status
 from compare.run.api import as_inputs
 from compare.run.implementations import Unsupported
 from compare.run.result import DcpDecodeResult, DecodePlanResult
@@ -191,6 +193,23 @@ def test_a_planner_gets_its_arguments_and_the_group_if_it_names_it() -> None:
     counted = run(with_group, PLAN)
     assert seen[1]["group"] == (1, 2, 1)
     assert counted.local_counts == (1, 2, 3, 4) and counted.notes == ()
+
+
+def test_padding_may_be_the_number_of_rows_at_the_end() -> None:
+    def planned(padding: Any) -> Callable[..., Any]:
+        return lambda max_query_len, **_: (True, [0, 0, 1, 1], [8, 9, 4, 0], padding)
+
+    for given in (1, np.int64(1), np.array(1), np.array([0, 0, 0, 1], bool)):
+        assert run(planned(given), PLAN).padding == (False, False, False, True)
+    for given in (5, -1, True, None, 0.5):
+        with pytest.raises(TypeError, match="how many of the 4 rows, at the end, are padding"):
+            run(planned(given), PLAN)
+
+
+@pytest.mark.parametrize("name", ["jax_impl.planning", "torch_ref.planning"])
+def test_the_planners_are_candidates_by_their_own_names(name: str) -> None:
+    decode_rows = importlib.import_module(name).decode_rows
+    assert compare.judge("decode-plan", PLAN, run(decode_rows, PLAN)).status is Status.PASS
 
 
 def test_the_arguments_tell_the_suite() -> None:
