@@ -2,16 +2,17 @@
 
 With states (o_r, l_r), l_r the natural-log sum of exp of a row's logits over the r-th set:
 
-    m = max l_r,   Z = sum exp(l_r - m),   out = sum exp(l_r - m) / Z o_r,   lse = m + ln Z
+    m = max l_r,   Z = sum exp(l_r - m),   out = sum (exp(l_r - m) / Z) o_r,   lse = m + ln Z
 
 which is attention over the union, whatever the order and the number of the sets.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
 
 _OUT_DTYPES = ("bfloat16", "float16", "float32", "float64")
 _LSE_DTYPES = ("float32", "float64")
+LseBase = Literal["natural", "base2"]
+_BASES = ("natural", "base2")
 
 
 def merge_states(
     outs: Sequence[Float[Any, "T H V"]] | Float[Any, "N T H V"],
     lses: Sequence[Float[Any, "T H"]] | Float[Any, "N T H"],
     *,
+    bases: LseBase | Sequence[LseBase] = "natural",
     debug_nans: bool = False,
 ) -> DecodeResult:
     """One state from any number of them, each over its own keys.
@@ -38,24 +42,29 @@ def merge_states(
     Args:
       outs: N >= 1 outputs [..., V], normalised, of one shape and of one dtype: bfloat16, float16,
         float32, or float64 with JAX's 64-bit types enabled.
-      lses: as many arrays [...], float32 (or float64), natural-log. `lse_from_base2` makes them
-        from base 2; nothing here can tell the bases apart. -inf means that the row saw no key,
-        and so does +inf, FlashMLA's word for it.
+      lses: as many arrays [...], float32 (or float64), in the base that `bases` declares; their
+        numbers alone can't tell which it is. -inf means that the row saw no key, and so does
+        +inf, FlashMLA's word for it.
+      bases: "natural" or "base2", what lses are logarithms to; one word for all, or one for each
+        state. Bases that differ are refused: `lse_from_base2` makes natural-log of base 2.
       debug_nans: raise if an lse is NaN, which a kernel gives only for NaN inputs. Looks at the
         values, so it can't be had inside jit.
 
     Returns:
-      DecodeResult(out of outs' dtype, lse of lses' dtype). Summed in the wider of float32 and
-      the inputs, rounded once. A state of weight 0 is left out whatever it holds, so a rank
+      DecodeResult(out of outs' dtype, lse of lses' dtype, natural-log whatever `bases` says).
+      Summed in the wider of float32 and the inputs, with weights that add up to 1, and rounded
+      once. A state of weight 0 is left out whatever it holds, so a rank
       without keys may leave its output unwritten. A row without keys in every state: out 0, lse
       -inf. A NaN lse is never dropped: the row's out and lse are NaN.
 
     Raises:
-      ValueError: no state, shapes or dtypes that don't fit together, or, with debug_nans, a NaN.
+      ValueError: no state, shapes or dtypes that don't fit together, bases that are unknown,
+        differ or aren't one for each state, or, with debug_nans, a NaN.
     """
     out_list, lse_list = _states(outs, "outs"), _states(lses, "lses")
     if len(out_list) != len(lse_list):
         raise ValueError(f"lses must be as many as outs, {len(out_list)}; got {len(lse_list)}")
+    base = _one_base(bases, len(lse_list))
     out = _stacked(out_list, "outs", _OUT_DTYPES)
     lse = _stacked(lse_list, "lses", _LSE_DTYPES)
     if out.shape[:-1] != lse.shape:
@@ -65,28 +74,32 @@ def merge_states(
         )
     if debug_nans:
         _raise_for_nan(lse)
-    return DecodeResult(*_merge(out, lse))
+    return DecodeResult(*_merge(out, lse, base2=base == "base2"))
 
 
-@jax.jit
-def _merge(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("base2",))
+def _merge(out: jax.Array, lse: jax.Array, *, base2: bool) -> tuple[jax.Array, jax.Array]:
     exact = jnp.promote_types(lse.dtype, jnp.promote_types(out.dtype, jnp.float32))
     logs = jnp.where(jnp.isposinf(lse), -jnp.inf, lse).astype(exact)
+    logs = logs * math.log(2.0) if base2 else logs
     largest = logs.max(axis=0)
     # -inf - -inf is NaN: a row that no state has keys for must not make one.
-    weights = jnp.exp(logs - jnp.where(jnp.isneginf(largest), 0, largest))
-    total = weights.sum(axis=0)
+    shares = jnp.exp(logs - jnp.where(jnp.isneginf(largest), 0, largest))
+    total = shares.sum(axis=0)
     empty = total == 0
-    kept = jnp.where((weights == 0)[..., None], 0, out.astype(exact))
-    summed = (weights[..., None] * kept).sum(axis=0)
-    merged = jnp.where(empty[..., None], 0, summed / jnp.where(empty, 1, total)[..., None])
-    merged = jnp.where(jnp.isnan(total)[..., None], jnp.nan, merged)
+    # Normalised before they meet the outputs, whose plain sum may be past the largest float.
+    weights = (shares / jnp.where(empty, 1, total))[..., None]
+    kept = jnp.where(weights == 0, 0, out.astype(exact))
+    merged = (weights * kept).sum(axis=0)
     merged_lse = jnp.where(empty, -jnp.inf, largest + jnp.log(jnp.where(empty, 1, total)))
     return merged.astype(out.dtype), merged_lse.astype(lse.dtype)
 
 
 def lse_from_base2(lse: Float[Any, "..."]) -> Float[Any, "..."]:
-    """Natural-log from base-2 log-sum-exp: times ln 2. Infinities and NaN stay what they are."""
+    """Natural-log from base-2 log-sum-exp: times ln 2. Infinities and NaN stay what they are.
+
+    FlashInfer gives base 2 unless asked for base e (return_lse_base_on_e), FlashMLA natural-log.
+    """
     return to_jax(lse) * math.log(2.0)
 
 
@@ -96,6 +109,25 @@ def lse_rows(lse: Float[Any, "B H q"]) -> Float[Any, "T H"]:
     if array.ndim != 3:
         raise ValueError(f"lse must be [B, H, q]; got shape {list(array.shape)}")
     return array.transpose(0, 2, 1).reshape(-1, array.shape[1])
+
+
+def _one_base(bases: Any, states: int) -> LseBase:
+    """The base that all states are declared to have."""
+    words = [bases] * states if isinstance(bases, str) else bases
+    if not isinstance(words, (list, tuple)) or len(words) != states:
+        raise ValueError(
+            f"bases must be one word, or a sequence of one for each of the {states} states; "
+            f"got {bases!r}"
+        )
+    for word in words:
+        if word not in _BASES:
+            raise ValueError(f"bases must be 'natural' or 'base2'; got {word!r}")
+    if len(set(words)) > 1:
+        raise ValueError(
+            f"bases must be the same for all states; got {', '.join(words)} (lse_from_base2 makes "
+            "natural-log of base 2)"
+        )
+    return "base2" if "base2" in words else "natural"
 
 
 def _states(values: Any, name: str) -> list[Any]:

@@ -42,6 +42,29 @@ def test_base_2_is_converted_by_name():
     assert (out, lse) == (pytest.approx(2.0, rel=1e-6), pytest.approx(2.197225, rel=1e-6))
 
 
+@pytest.mark.parametrize("bases", ["base2", ["base2", "base2"], ("base2", "base2")])
+def test_a_declared_base_2_is_converted(bases):
+    out, lse = merged(state(1, 3), state(10, 0), bases=bases)
+    assert (out, lse) == (pytest.approx(2.0, rel=1e-6), pytest.approx(2.197225, rel=1e-6))
+    assert merged(state(0, math.inf), state(5, 2), bases="base2") == (5.0, pytest.approx(1.386294))
+    assert merged(state(1, 3), state(10, 0), bases="natural") == merged(state(1, 3), state(10, 0))
+
+
+@pytest.mark.parametrize(
+    ("bases", "message"),
+    [
+        (["natural", "base2"], r"^bases must be the same for all states; got natural, base2"),
+        ("e", r"^bases must be 'natural' or 'base2'; got 'e'"),
+        (["natural", None], r"^bases must be 'natural' or 'base2'; got None"),
+        (["natural"], r"^bases must be one word, .* each of the 2 states; got \['natural'\]"),
+        (None, r"^bases must be one word, .* got None"),
+    ],
+)
+def test_bases_that_are_mixed_or_unknown_are_refused(bases, message):
+    with pytest.raises(ValueError, match=message):
+        merged(state(1, 3), state(10, 0), bases=bases)
+
+
 def test_a_mean_of_ranks_counts_their_keys_and_not_the_ranks_without():
     """vllm-project/vllm#38416: five empty ranks taken for lse 0 give 2.25."""
     empty = [state(np.nan, -math.inf)] * 5  # a rank without keys may leave its output unwritten
@@ -71,6 +94,13 @@ def test_large_lses_do_not_overflow():
     out, lse = merged(state(1, 300), state(0, 298))
     assert out == pytest.approx(0.880797, rel=1e-6)
     assert lse == pytest.approx(300.126928, rel=1e-7)
+
+
+@pytest.mark.parametrize(("value", "count"), [(3e38, 2), (-3e38, 2), (3e38, 5)])
+def test_large_outputs_do_not_overflow(value, count):
+    out, lse = merged(*[state(value, 0)] * count)
+    assert out == pytest.approx(value, rel=1e-6)
+    assert lse == pytest.approx(math.log(count), rel=1e-6)
 
 
 def test_a_nan_lse_is_never_dropped():
