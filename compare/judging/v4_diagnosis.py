@@ -60,9 +60,9 @@ def diagnose(
     if not found and special.nan_where_finite:
         found.append(
             Diagnosis(
-                name="reads-nan",
-                sentence="NaN where all keys that a token sees are finite: something else is read, "
-                "such as what lies outside of every length, where NaN may stand",
+                name="nan-where-finite",
+                sentence="NaN although every key that the token sees is finite: perhaps something "
+                "else is read, such as what lies outside of every length, where NaN may stand",
             )
         )
     return tuple(found)

@@ -41,12 +41,14 @@ def name_of_indices(
             row = token - chunk.query_start
             got = stage.indices[row, : max(int(stage.lengths[row]), 0)].astype(np.int64)
             rows, right = (
-                _keys(workspace_rows(evidence.arguments, variant, chunk, token).numpy(), size)
+                workspace_rows(evidence.arguments, variant, chunk, token).numpy()
                 for variant in (fault.variant, RIGHT)
             )
-            if not np.array_equal(_keys(got, size), rows):
+            if not np.array_equal(_keys(got, size), _keys(rows, size)):
                 return False
-            changed |= not np.array_equal(rows, right)
+            changed |= not np.array_equal(_keys(rows, size), _keys(right, size))
+            # The same keys, and slots that name none counted with them.
+            changed |= len(got) == len(rows) != len(right)
         return changed
 
     return _named(

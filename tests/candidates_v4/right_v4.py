@@ -123,7 +123,8 @@ def v4(
     bounds = lens if given.seq_lens_bound is None else given.seq_lens_bound.tolist()
     T, H, _ = given.q.shape
     topk = 0 if given.topk_indices is None else given.topk_indices.shape[1]
-    width = math.ceil((topk + given.window + given.max_image_tokens) / 128) * 128
+    # One slot more than a right list can take: some wrong ones do.
+    width = math.ceil((topk + given.window + given.max_image_tokens + 1) / 128) * 128
     out = torch.zeros(T, H, 512, dtype=torch.bfloat16)
     max_logits, lse = torch.full((T, H), -torch.inf), torch.full((T, H), torch.inf)
     stages = []

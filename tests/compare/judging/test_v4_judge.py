@@ -17,7 +17,7 @@ from compare.run.convert import to_numpy, to_torch
 from compare.run.result import ChunkStage, V4PrefillResult
 from compare.run.torch_v4 import TorchV4Prefill
 from compare.suites import make_inputs, parse_case
-from torch_ref import sparse_prefill
+from torch_ref import merge_states, sparse_prefill, sparse_prefill_oracle
 from torch_ref.v4_variants import V4Variant, variant_call
 
 # Two requests in a chunk, M = 44 rows: 15 entries and 29 positions of the second, 10 and 27.
@@ -387,3 +387,25 @@ def test_on_exact_data_the_missing_and_the_foreign_key_have_their_names(exact):
         verdict = verdict_of(exact, bare)
         assert words in verdict.reason
         assert "(request 1, position 55)" in verdict.reason
+
+
+def test_on_exact_data_only_a_kernel_that_splits_its_keys_may_round(exact):
+    """3 keys and the others, each divided by their own sum and merged in float32."""
+    call = exact.inputs
+    parts = []
+    for part in (np.s_[:, :3], np.s_[:, 3:]):
+        indices = np.full_like(call.indices, -1)
+        indices[part] = call.indices[part]
+        found = sparse_prefill_oracle(
+            *map(to_torch, (call.q, call.kv, indices)), call.sm_scale,
+            topk_length=to_torch(call.topk_length),
+        )  # fmt: skip
+        lse = found.lse.masked_fill(found.lse == math.inf, -math.inf)
+        parts.append((found.out.float(), lse.float()))
+    merged = merge_states([out for out, _ in parts], [lse for _, lse in parts])
+    split = V4PrefillResult(
+        out=merged.out.numpy().astype(ml_dtypes.bfloat16), lse=merged.lse.numpy(), parts="float32"
+    )
+    assert verdict_of(exact, split).status is Status.PASS
+    whole = dataclasses.replace(split, parts=None)
+    assert verdict_of(exact, whole).status is Status.NUMERIC

@@ -102,7 +102,7 @@ def test_a_wrong_candidate_is_named_by_its_first_wrong_stage(stage: str, name: s
 def test_poison_outside_the_lengths_is_special_or_its_reader_is_named(name: str):
     verdict = verdict_of(name, POISONED, stages=False)
     names = [found.name for found in verdict.diagnosis]
-    assert names == (["reads-nan"] if name in NAN_ALONE else [WRONG[name]]), verdict.reason
+    assert names == (["nan-where-finite"] if name in NAN_ALONE else [WRONG[name]]), verdict.reason
     if name in READS_OUTSIDE:
         assert verdict.status is Status.SPECIAL
         assert "is nan; a finite value is due" in verdict.reason
@@ -151,6 +151,26 @@ def test_no_golden_holds_these_cases():
     held = "".join(manifest.read_text() for manifest in recorded)
     cases = (*CASES, POISONED, ZERO_QUERIES)
     assert not [case for case in cases if str(parse_case(case)) in held]
+
+
+def documented_sizes() -> list[list[str]]:
+    """The table of docs/tolerances.md: candidate, case, stage, and errors of out and lse."""
+    text = (CANDIDATES.parents[1] / "docs" / "tolerances.md").read_text()
+    table = text.split("| candidate | case | first wrong stage | out | lse |")[1].split("\n\n")[0]
+    lines = table.strip().split("\n")[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("line", documented_sizes(), ids=lambda line: line[0])
+def test_the_documented_size_and_stage_of_a_fault_are_the_measured_ones(line: list[str]):
+    name, case, stage, *sizes = line
+    verdict = verdict_of(name, f"v4-prefill:{case}", stages=True)
+    assert [found.name for found in verdict.diagnosis] == [WRONG[name]]
+    assert verdict.diagnosis[0].sentence.startswith(f"{stage}: ")
+    # Torch may add in another order elsewhere: two digits hold.
+    for size, tensor in zip(sizes, ("out", "lse"), strict=True):
+        measured = verdict.against_oracle[tensor].max_abs
+        assert measured == pytest.approx(float(size), rel=1e-2)
 
 
 def test_every_wrong_candidate_has_its_file():
