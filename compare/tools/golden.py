@@ -119,7 +119,7 @@ class GoldenImplementation:
         if isinstance(entry, DecodeEntry):
             return DcpDecodeResult(**tensors, parts=entry.parts, notes=notes)
         if isinstance(entry, V4PrefillEntry):
-            return V4PrefillResult(**tensors, notes=notes)  # pyright: ignore[reportArgumentType]
+            return V4PrefillResult(**tensors, parts=entry.parts, notes=notes)  # pyright: ignore[reportArgumentType]
         return SparsePrefillResult(**tensors, notes=notes)
 
     def _check_inputs(self, entry: FileEntry, inputs: Inputs) -> None:
@@ -140,12 +140,14 @@ class GoldenImplementation:
 
 
 def available() -> list[str]:
-    """The names DEVICE/KERNEL under the folders of recorded results, each once."""
+    """The names DEVICE/KERNEL under the folders of recorded results, each once; one without its
+    manifest too, which is damaged and mustn't be passed over."""
     return sorted(
         {
-            path.parent.relative_to(root).as_posix()
+            path.relative_to(root).as_posix()
             for root in goldens_folders()
-            for path in root.glob(f"*/*/{MANIFEST}")
+            for path in root.glob("[!.]*/[!.]*/")
+            if path.is_dir()
         }
     )
 

@@ -4,7 +4,8 @@ case.
 A manifest holds what was recorded, by what and from which inputs; inputs themselves aren't stored,
 since a case makes the same bytes on every machine (but for calls of a single stage that were
 recorded elsewhere). Its entries stand one on a line. Each is
-sealed: its `sha256` is over the entry's own content, so that a change by hand shows.
+sealed: its `sha256` is over the entry's own content, so that a change by hand shows; the manifest's
+`seal` is over its head and the seals of all entries, so that a lost one shows too.
 
 A case of sparse prefill or of the whole V4 prefill path has the tensors max_logits and lse of every
 row (float32 [T, H]) and `out` (bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H +
@@ -18,7 +19,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -122,9 +123,12 @@ class DecodeEntry(TensorEntry):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class V4PrefillEntry(TensorEntry):
-    """One recorded case of the whole V4 prefill path; max_logits of a kernel that returns them."""
+    """One recorded case of the whole V4 prefill path; max_logits of a kernel that returns them.
+    parts: as in V4PrefillResult."""
 
     suite: ClassVar[str] = "v4-prefill"
+
+    parts: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,9 +209,10 @@ def goldens_folders() -> tuple[Path, ...]:
 
 
 def find_golden(name: str) -> Path | None:
-    """The folder of DEVICE/KERNEL: the first that has a manifest; None where there is none."""
+    """The folder of DEVICE/KERNEL: the first that there is, with or without its manifest, which is
+    damage; None where there is none."""
     folders = (root / name for root in goldens_folders())
-    return next((folder for folder in folders if (folder / MANIFEST).is_file()), None)
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def file_name(case: str) -> str:
@@ -219,13 +224,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes a manifest, one entry a line, in the place of the one that is there."""
     head = {"format": FORMAT, "name": manifest.name, "suite": manifest.suite}
     head["source"] = manifest.source
-    lines = ",\n".join(json.dumps(_sealed(dataclasses.asdict(e))) for e in manifest.entries)
+    entries = [_sealed(json.loads(json.dumps(dataclasses.asdict(e)))) for e in manifest.entries]
+    head["seal"] = _seal(head, entries)
+    lines = ",\n".join(map(json.dumps, entries))
     text = json.dumps(head)[:-1] + ', "entries": [\n' + lines + "\n]}\n"
     write_bytes(folder / MANIFEST, text.encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder, its entries' seals checked; DamagedGolden says what is wrong with
+    """The manifest of a folder, its seals checked; DamagedGolden says what is wrong with
     it.
     """
     path = folder / MANIFEST
@@ -234,7 +241,13 @@ def read_manifest(folder: Path) -> Manifest:
         found = words["format"]
         if found != FORMAT:
             raise DamagedGolden(f"{path} has format {found!r}; this version reads {FORMAT}")
+        seal = _seal(words, words["entries"])
         entries = tuple(_entry(path, words["suite"], entry) for entry in words["entries"])
+        if words["seal"] != seal:
+            raise DamagedGolden(
+                f"{path} is damaged: its head and its {len(entries)} entries have the seal "
+                f"{seal[:12]} and it says {str(words['seal'])[:12]}: one was lost, added or changed"
+            )
         return Manifest(
             name=words["name"], suite=words["suite"], source=words["source"], entries=entries
         )
@@ -253,6 +266,12 @@ def _entry(path: Path, suite: str, words: dict[str, Any]) -> Entry:
             f"and its seal says {str(seal)[:12]}"
         )
     return ENTRIES[suite].from_json(words)
+
+
+def _seal(head: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
+    """Over a manifest's head and the seals of its entries, in their order."""
+    named = {name: head[name] for name in ("format", "name", "suite", "source")}
+    return _sealed({**named, "entries": [entry["sha256"] for entry in entries]})["sha256"]
 
 
 def _sealed(words: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import compare
 from compare.cases import streams
 from compare.cases.case import Case
 from compare.cases.catalogue import default_cases
@@ -109,6 +111,60 @@ def test_an_entry_that_was_changed_by_hand_is_found(folder, inputs):
         DamagedGolden, match=r"manifest\.json is damaged: the entry of sparse-prefil"
     ):
         golden.run(inputs)
+
+
+def _without_an_entry(words: dict) -> None:
+    del words["entries"][1]
+
+
+def _with_one_twice(words: dict) -> None:
+    words["entries"].append(words["entries"][0])
+
+
+def _of_another_source(words: dict) -> None:
+    words["source"] = "another kernel"
+
+
+def _renamed(words: dict) -> None:
+    words["name"] = "h100/flash_mla"
+
+
+@pytest.mark.parametrize(
+    "change", [_without_an_entry, _with_one_twice, _of_another_source, _renamed]
+)
+def test_a_manifest_that_lost_an_entry_or_was_edited_in_its_head_is_found(
+    folder, change: Callable[[dict], None]
+):
+    plans = "engine/vllm-0.33.0"
+    shipped = GoldenImplementation(plans).manifest
+    some = dataclasses.replace(shipped, entries=shipped.entries[:3])
+    own = folder.parents[1] / plans
+    write_manifest(own, some)
+    assert golden_cases(plans) == tuple(entry.case for entry in some.entries)
+    words = json.loads((own / "manifest.json").read_text())
+    change(words)
+    (own / "manifest.json").write_text(json.dumps(words))
+    with pytest.raises(DamagedGolden, match="one was lost, added or changed"):
+        golden_cases(plans)
+
+
+def test_a_manifest_without_its_seal_is_found(folder):
+    words = json.loads((folder / "manifest.json").read_text())
+    del words["seal"]
+    (folder / "manifest.json").write_text(json.dumps(words))
+    with pytest.raises(DamagedGolden, match="KeyError: 'seal'"):
+        golden_cases(NAME)
+
+
+def test_a_folder_whose_manifest_is_missing_is_named_and_not_passed_over(folder, inputs):
+    (folder / "manifest.json").unlink()
+    assert NAME in available()
+    golden = GoldenImplementation(NAME)
+    assert golden.supports(parse_case(LINE)) is None
+    with pytest.raises(DamagedGolden, match=r"manifest\.json can't be read .*No such file"):
+        golden.run(inputs)
+    report = compare.check("torch", reference=golden.name, cases=[LINE])
+    assert report.exit_status == 3 and str(folder) in report.unavailable[0]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 9, "entries": []}'])
