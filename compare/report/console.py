@@ -37,12 +37,13 @@ def show(report: Report, console: Console, *, verbose: bool = False, quiet: bool
 
 
 def show_tables(report: Report, console: Console) -> None:
-    """For each suite one line for each candidate, and what the columns are."""
+    """For each suite one line for each candidate; then which cases had no reference, and what the
+    columns are."""
     for suite in table.suite_tables(report):
         styles = ["red" if failed else "" for failed in suite.failed]
         say(console, suite.title, style="bold")
         print_table(console, suite.columns, suite.lines, styles, text_columns={0})
-    notes = table.column_notes(report)
+    notes = table.notes(report)
     for note in notes:
         say(console, note, style="dim")
     if notes:

@@ -34,7 +34,7 @@ _TEMPLATE = """\
 {{ line | line }}
 {% endfor %}
 {% endfor %}
-{% for note in column_notes %}
+{% for note in notes %}
 {% if loop.first %}
 
 {% endif %}
@@ -111,7 +111,7 @@ def render(report: Report) -> str:
             environment=summary.environment_line(report),
             problems=summary.problems(report),
             suites=table.suite_tables(report),
-            column_notes=table.column_notes(report),
+            notes=table.notes(report),
             failures=[text.failure_lines(row, report) for row in failed[:_FAILURE_LIMIT]],
             failures_left=max(0, len(failed) - _FAILURE_LIMIT),
             unsupported=text.unsupported_lines(report),

@@ -89,6 +89,26 @@ def failed_references(report: Report) -> dict[str, list[Row]]:
     return found
 
 
+def oracle_alone(report: Report) -> tuple[str, ...]:
+    """By suite, a sentence where some cases were compared with a reference and others had none."""
+    sentences = []
+    rows = [row for row in report.rows if row.verdict.status is not Status.UNSUPPORTED]
+    for suite in dict.fromkeys(map(suite_of, rows)):
+        cases: dict[str, set[str | None]] = {}
+        for row in rows:
+            if suite_of(row) == suite:
+                cases.setdefault(row.case, set()).add(row.reference)
+        names = dict.fromkeys(name for found in cases.values() for name in found if name)
+        alone = sum(found == {None} for found in cases.values())
+        if names and alone:
+            have = "has" if alone == 1 else "have"
+            sentences.append(
+                f"{alone} of {plural(len(cases), 'case')} of {suite} {have} no result in "
+                f"{' or '.join(names)}: judged against the oracle alone"
+            )
+    return tuple(sentences)
+
+
 def unsupported(report: Report) -> dict[tuple[str, str], list[Row]]:
     """Rows that a candidate can't serve, by (candidate, reason)."""
     found: dict[tuple[str, str], list[Row]] = {}

@@ -74,10 +74,11 @@ def suite_tables(report: Report) -> tuple[SuiteTable, ...]:
     return tuple(tables)
 
 
-def column_notes(report: Report) -> tuple[str, ...]:
-    """What the columns mean, for those that any suite has."""
+def notes(report: Report) -> tuple[str, ...]:
+    """Which cases had no reference, and what the columns mean, for those that any suite has."""
     shown = {column for suite in suite_tables(report) for column in suite.columns}
-    return tuple(note for column, note in _COLUMN_NOTES.items() if column in shown)
+    meanings = (note for column, note in _COLUMN_NOTES.items() if column in shown)
+    return (*summary.oracle_alone(report), *meanings)
 
 
 def case_lines(report: Report) -> list[tuple[str, ...]]:

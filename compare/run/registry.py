@@ -347,6 +347,13 @@ def default_reference(suite: str, device: str | None = None) -> str | None:
     return None
 
 
+def recorded_references(suite: str) -> list[str]:
+    """The recorded results that a run which names no reference falls back to, in this order, for a
+    case that its default reference has nothing for."""
+    known = names()
+    return [n for n in _REFERENCES[suite] if n.startswith(GOLDEN) and n in known]
+
+
 _REFERENCES = {
     _PREFILL: ("flash_mla", GOLDEN + "h200/flash_mla"),
     _PLAN: (GOLDEN + "engine/vllm-0.33.0", "vllm"),

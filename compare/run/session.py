@@ -100,6 +100,7 @@ class Session:
         self._references = references
         self._options = options
         self._interpreted = 0.0
+        self._recorded: dict[str, list[Implementation]] = {}
         for implementation in candidates:
             if isinstance(implementation, Isolated):
                 implementation.timeout = options.timeout
@@ -153,6 +154,10 @@ class Session:
         if reference is not None:
             yield Starting(task.index, None, f"{reference.name} on {line}")
             found, damaged = self._refer(reference, case, inputs)
+            for other in self._further(case, reference) if found.note else ():
+                if other.supports(case) is None:
+                    found, damaged = self._refer(other, case, inputs)
+                    break
             if damaged:
                 yield Unavailable(damaged)
         judge = _judge_of(case.suite)
@@ -233,6 +238,17 @@ class Session:
                     implementation.prepare(case)
                 except Exception:  # run() meets the same failure and reports it
                     continue
+
+    def _further(self, case: Case, reference: Implementation) -> list[Implementation]:
+        """The recorded results that are asked where a default reference has nothing."""
+        from compare.run import registry
+
+        if case.suite not in self._recorded:
+            names = registry.recorded_references(case.suite)
+            self._recorded[case.suite] = [
+                registry.find(name) for name in names if name != reference.name
+            ]
+        return self._recorded[case.suite]
 
     def _refer(
         self, reference: Implementation, case: Case, inputs: Inputs

@@ -47,12 +47,17 @@ def verdict(status: Status = Status.PASS, **changes: Any) -> Verdict:
 
 
 def row(
-    status: Status = Status.PASS, *, case: str = CASE, candidate: str = "xla", **changes: Any
+    status: Status = Status.PASS,
+    *,
+    case: str = CASE,
+    candidate: str = "xla",
+    reference: str | None = "golden:h200/flash_mla",
+    **changes: Any,
 ) -> Row:
     return Row(
         case=case,
         candidate=candidate,
-        reference="golden:h200/flash_mla",
+        reference=reference,
         verdict=verdict(status, **changes),
         seconds=1.25,
     )

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from compare.judging.verdict import Status
 from compare.report import console as terminal
+from compare.report.markdown import render
 from tests.compare.report.fabricated import BASE_2, EVERYTHING, UNSUPPORTED, report, row
 
 
@@ -19,6 +20,18 @@ def test_the_summary_has_one_line_for_each_suite_and_candidate():
     assert ["xla", "5", "0", "0", "40.0%", "2.07e-3", "2.08e-3", "2.09e-3", "1.40e-6"] in lines
     assert ["torch", "1", "0", "0", "42.0%", "2.07e-3", "2.08e-3", "2.09e-3", "1.40e-6"] in lines
     assert ["pallas", "0", "0", "1", "-", "-", "-", "-", "-"] in lines
+
+
+def test_cases_that_no_reference_has_are_counted_in_words():
+    rows = [row(case=f"sparse-prefill:seed={i}", reference=None) for i in range(2)]
+    found = report(row(), *rows, row(case="dcp-decode:q=1", reference=None), UNSUPPORTED)
+    said = (
+        "2 of 3 cases of sparse-prefill have no result in golden:h200/flash_mla: judged against "
+        "the oracle alone"
+    )
+    assert show(found).count(said) == 1
+    assert said.replace("_", "\\_") in render(found)
+    assert "oracle alone" not in show(report(*rows)) + show(report(row()))
 
 
 def test_a_column_without_any_value_is_left_out():

@@ -159,11 +159,30 @@ def test_the_default_reference_without_a_result_is_a_remark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry, "default_reference", lambda suite, device: "vllm")
+    monkeypatch.setattr(registry, "recorded_references", lambda suite: [])
     report = run(BATCHES[:1], [Planner()], None)
     verdict = report.rows[0].verdict
     assert verdict.reference_failed is None and report.rows[0].reference is None
     assert verdict.notes[-1].startswith("judged without a reference: ")
     assert report.exit_status == 0
+
+
+def test_where_the_default_reference_has_nothing_the_next_recorded_results_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = "golden:h200/flash_mla_decode", "golden:h200/flashinfer_fa3"
+    monkeypatch.setattr(registry, "default_reference", lambda suite, device: first)
+    recorded = parse_case("dcp-decode:lens=301+70,q=8+2,page=32,world=2,rank=1,stale=1,seed=43")
+    unknown = parse_case("dcp-decode:lens=301+70,q=8+2,page=32,world=2,rank=1,seed=4711")
+    report = run([recorded, unknown], ["torch"], None)
+    assert [row.reference for row in report.rows] == [second, None]
+    assert report.rows[0].verdict.reference_against_oracle and report.exit_status == 0
+    assert summary.oracle_alone(report) == (
+        f"1 of 2 cases of dcp-decode has no result in {second}: judged against the oracle alone",
+    )
+    assert summary.oracle_alone(run([unknown], ["torch"], "oracle")) == ()
+    named = run([recorded], ["torch"], first)
+    assert named.rows[0].verdict.reference_failed and named.exit_status == 3
 
 
 def test_a_candidate_that_cannot_run_here_is_unavailable_when_named() -> None:
