@@ -160,7 +160,7 @@ class AgainstOracle:
         from it by some slack before it is rounded, the value of these that is nearest to the
         candidate's.
         """
-        if rows.slack is None:
+        if rows.slack is None or not self.view.merges_parts:
             return round_to_bfloat16(pair.expected)
         slack = rows.slack
         if self.view.rounded_parts and rows.part_slack:

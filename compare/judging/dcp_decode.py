@@ -124,7 +124,7 @@ def _form(inputs: DcpDecodeInputs, result: DcpDecodeResult) -> FormFault | None:
 
 
 def _view(result: DcpDecodeResult) -> ResultView:
-    return ResultView(_plain(result), rounded_parts=PARTS.index(result.parts))
+    return ResultView(_plain(result), merges_parts=True, rounded_parts=PARTS.index(result.parts))
 
 
 def _plain(result: DcpDecodeResult) -> SparsePrefillResult:

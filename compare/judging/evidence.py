@@ -229,7 +229,12 @@ class Evidence:
             torch_error=torch_error,
             out_norm=out_norm,
             bounds=bounds,
+            slack=self._slack(lse),
         )
+
+    def _slack(self, lse: Float64[np.ndarray, "n H"]) -> Float64[torch.Tensor, "n H _"] | None:
+        """What exact data allows a result that was merged from parts; see Rows."""
+        return None
 
     @cached_property
     def _sink(self) -> torch.Tensor | None:

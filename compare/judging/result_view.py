@@ -95,11 +95,14 @@ class OutBlock:
 class ResultView:
     """Rows of one result by token; nothing is copied before it is asked for."""
 
-    def __init__(self, result: SparsePrefillResult, *, rounded_parts: int = 0) -> None:
-        """rounded_parts: how often results over parts of the keys were rounded to bfloat16 and
-        merged.
+    def __init__(
+        self, result: SparsePrefillResult, *, merges_parts: bool = False, rounded_parts: int = 0
+    ) -> None:
+        """merges_parts: results over parts of a row's keys were merged. rounded_parts: how often
+        these were rounded to bfloat16.
         """
         self.result = result
+        self.merges_parts = merges_parts
         self.rounded_parts = rounded_parts
         self.heads = result.lse.shape[1]
         self._order: np.ndarray | None = None

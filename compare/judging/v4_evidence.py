@@ -7,11 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+import torch
+from jaxtyping import Bool, Float64, Int64
 
 from compare.cases.inputs import SparsePrefillInputs
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.judging import evidence
+from compare.judging.decode_tolerance import exact_slack
 from compare.judging.device import rows_at, to_numpy, upload
 from compare.judging.evidence import OracleRows
 from compare.judging.v4_rows import FlatRows
@@ -49,6 +51,9 @@ class Evidence(evidence.Evidence):
             ),
             device,
         )
+
+    def _slack(self, lse: Float64[np.ndarray, "n H"]) -> Float64[torch.Tensor, "n H _"]:
+        return upload(exact_slack(lse), self.device)[..., None]
 
     def deviation(
         self,

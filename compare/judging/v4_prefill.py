@@ -24,7 +24,7 @@ from compare.judging.v4_path_stages import StageFault, StageFindings, judge_stag
 from compare.judging.v4_plan import right_plan
 from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.judging.weighing import weigh
-from compare.run.result import SparsePrefillResult, V4PrefillResult
+from compare.run.result import PARTS, SparsePrefillResult, V4PrefillResult
 
 __all__ = ["Evidence", "judge", "share_by_tensor"]
 
@@ -63,8 +63,8 @@ def judge(
     said = [] if reference is None else [f"reference: {note}" for note in reference.notes]
     verdict = weigh(
         evidence,
-        Side(ResultView(plain(candidate)), inputs.case),
-        None if reference is None else Side(ResultView(plain(reference)), inputs.case),
+        Side(view(candidate), inputs.case),
+        None if reference is None else Side(view(reference), inputs.case),
         profile=profile,
         reference_failed=reference_failed,
         explain=lambda side, suspects: _explain(evidence, candidate, found, side, suspects),
@@ -97,6 +97,13 @@ def plain(result: V4PrefillResult) -> SparsePrefillResult:
     return SparsePrefillResult(
         out=result.out, lse=result.lse, max_logits=result.max_logits, out_rows=result.out_rows
     )
+
+
+def view(result: V4PrefillResult) -> ResultView:
+    """A result's rows as the judge reads them."""
+    rounded = 0 if result.parts is None else PARTS.index(result.parts)
+    merged = result.parts is not None
+    return ResultView(plain(result), merges_parts=merged, rounded_parts=rounded)
 
 
 def _form_or_stages(evidence: Evidence, reference: V4PrefillResult) -> str | None:

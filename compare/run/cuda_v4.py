@@ -76,7 +76,9 @@ class FlashMlaFp8(_FlashMla):
 
         checked = check_v4_inputs(**v4_arguments(inputs, self.device or "cuda"))
         found, notes = self.adapter().v4_prefill(checked)
-        return v4_result(found, planned=False, notes=(*self.build(), *notes))
+        # Split over keys, merged in float32.
+        notes = (*self.build(), *notes)
+        return v4_result(found, planned=False, parts="float32", notes=notes)
 
 
 class VllmStages(V4Stages):

@@ -116,6 +116,8 @@ class V4PrefillResult:
     lse [T, H] float32, natural-log, empty +inf.
     plan: the chunks that ran, or None: not compared. stages: one for each chunk of the plan, or
     None: not compared.
+    parts: in what dtype results over ranges of a token's keys stood before they were merged, of
+    PARTS, by a kernel that splits them; None: there were none.
     notes: what an adapter did on the way, in sentences.
     """
 
@@ -123,6 +125,7 @@ class V4PrefillResult:
     lse: np.ndarray
     max_logits: np.ndarray | None = None
     out_rows: np.ndarray | None = None
+    parts: str | None = None
     plan: tuple[PlanChunk, ...] | None = None
     stages: tuple[ChunkStage, ...] | None = None
     notes: tuple[str, ...] = ()

@@ -57,13 +57,16 @@ def planner_arguments(inputs: V4PrefillInputs) -> dict[str, Any]:
     }
 
 
-def v4_result(found: Any, *, planned: bool = True, notes: tuple[str, ...] = ()) -> V4PrefillResult:
-    """torch_ref's result as the judge's. planned: it went by a plan."""
+def v4_result(
+    found: Any, *, planned: bool = True, parts: str | None = None, notes: tuple[str, ...] = ()
+) -> V4PrefillResult:
+    """torch_ref's result as the judge's. planned: it went by a plan. parts: V4PrefillResult's."""
     maxima = found.max_logits
     return V4PrefillResult(
         out=convert.to_numpy(found.out),
         lse=convert.to_numpy(found.lse),
         max_logits=None if maxima is None else convert.to_numpy(maxima),
+        parts=parts,
         plan=plan_chunks(found.plan) if planned else None,
         stages=chunk_stages(found.stages),
         notes=notes,

@@ -65,7 +65,7 @@ def entry_of(
             "out_sha256": array_sha256(result.out),
             "rows": {"kept": len(rows), "special": special, "of": total},
             "notes": result.notes,
-            **({"parts": result.parts} if isinstance(result, DcpDecodeResult) else {}),
+            **({} if isinstance(result, SparsePrefillResult) else {"parts": result.parts}),
         },
     )
 
