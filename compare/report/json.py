@@ -36,7 +36,23 @@ def dump(report: Report) -> str:
         "compared": report.compared,
         **_encode(report),
     }
-    return json.dumps(text, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return _written(text) + "\n"
+
+
+def _written(text: dict[str, Any]) -> str:
+    """One line for each field, and for each row."""
+    lines = []
+    for name, value in text.items():
+        if name == "rows" and value:
+            words = "[\n" + ",\n".join(_line(row) for row in value) + "\n]"
+        else:
+            words = _line(value)
+        lines.append(f"{_line(name)}: {words}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def load(text: str) -> Report:
