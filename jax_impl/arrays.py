@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+# Kernels work in base 2: the product with log2(e) has to be a float32 as well.
+LARGEST_SCALE = float(np.finfo(np.float32).max) / math.log2(math.e)
+
 
 def shape_of(value: Any, name: str, axes: str, dtypes: Sequence[str]) -> tuple[int, ...]:
     """The value's shape, once it is an array of one of the dtypes with the axes that are named.
@@ -106,9 +109,7 @@ def known_number(value: Any, name: str) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    # Kernels work in base 2: the product with log2(e) has to be a float32 as well.
-    largest = float(np.finfo(np.float32).max) / math.log2(math.e)
-    if not math.isfinite(number) or abs(number) > largest:
+    if not math.isfinite(number) or abs(number) > LARGEST_SCALE:
         raise ValueError(f"{name} must be finite, also as a float32; got {_short(value)}")
     return number
 

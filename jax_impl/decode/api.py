@@ -49,11 +49,14 @@ def dcp_decode(
       block_table: [B, max_pages] int32, a row for each of the plan's requests. Entries behind a
         request's keys may hold anything, and so may cache rows behind its last key.
       plan: from `plan_decode`, for this rank.
-      sm_scale: multiplies the dot product. Any finite number: at 0 every key has logit 0, a
-        negative one is applied by negating q. Not a traced value.
+      sm_scale: multiplies the dot product. At 0 every key has logit 0, a negative one is applied
+        by negating q. Not a traced value.
       kv_scale, q_scale: what a stored number is to be multiplied by; a positive number or one
         float32, None is 1. In FlashInfer's terms bmm1_scale = sm_scale * q_scale * kv_scale and
-        bmm2_scale = kv_scale.
+        bmm2_scale = kv_scale. These two, and bmm1_scale unless sm_scale is 0, are to be normal
+        float32 numbers, 1.2e-38 to 2.3e38 (the largest float32 over log2 e) in size. A traced
+        one is not looked at inside jit: a negative one turns the order of the keys round and
+        may give NaN, and so may any that leaves that range.
       out_dtype: bfloat16 (None) or float32, which keeps a merge over ranks free of rounding.
       backend: "auto" is the Pallas kernel on a Hopper GPU, and "xla" anywhere else.
         "pallas-interpret" runs the kernel's own body under Pallas' GPU interpreter, on the CPU.
@@ -74,8 +77,8 @@ def dcp_decode(
     Raises:
       ValueError: an argument of the wrong type, dtype or rank; arguments that don't fit the
         plan or one another; a block table too narrow for a request's keys, or that names a page
-        outside the cache; a page size that the interleave doesn't divide; a scale that is not
-        finite.
+        outside the cache; a page size that the interleave doesn't divide; scales, or a product
+        of them, outside the range above.
       NotImplementedError: another width, page size or out_dtype, or a backend that this machine
         can't run.
     """
@@ -90,7 +93,9 @@ def dcp_decode(
         return _without_keys(tokens, heads, arguments.out_dtype)
     # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
     queries = -arguments.q if arguments.sm_scale < 0 else arguments.q
-    result = attend(arguments._replace(q=queries[:rows], sm_scale=abs(arguments.sm_scale)))
+    if arguments.sm_scale == 0:
+        queries = queries * 0  # makes all scores 0 and leaves NaN what it is
+    result = attend(arguments._replace(q=queries[:rows]))
     if rows < tokens:
         padding = _without_keys(tokens - rows, heads, arguments.out_dtype)
         result = jax.tree.map(lambda *parts: jnp.concatenate(parts), result, padding)
@@ -113,7 +118,7 @@ def _attend_xla(arguments: Arguments) -> DecodeResult:
         arguments.block_table,
         jnp.asarray(plan.row_request),
         jnp.asarray(plan.row_keys),
-        arguments.sm_scale * arguments.q_scale * arguments.kv_scale,
+        arguments.logit_scale,
         arguments.kv_scale,
         out_dtype=arguments.out_dtype,
     )
@@ -138,7 +143,7 @@ def _attend_by_kernel(arguments: Arguments, *, interpret: Any) -> DecodeResult:
         arguments.kv_cache,
         arguments.block_table,
         arguments.plan,
-        arguments.sm_scale * arguments.q_scale * arguments.kv_scale,
+        arguments.logit_scale,
         arguments.kv_scale,
         out_dtype=arguments.out_dtype,
         interpret=interpret,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.arrays import (
+    LARGEST_SCALE,
     dtype_name,
     is_traced,
     known_number,
@@ -26,6 +27,8 @@ PAGE_SIZES = (32, 64, 128)
 
 _INPUT_DTYPES = ("bfloat16", "float8_e4m3fn")
 _OUT_DTYPES = ("bfloat16", "float32")
+# Smaller float32 are not normal: XLA takes them for 0.
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Arguments(NamedTuple):
@@ -36,8 +39,8 @@ class Arguments(NamedTuple):
     block_table: jax.Array  # [B, max_pages] int32
     plan: DecodePlan
     sm_scale: float
+    logit_scale: jax.Array  # [] float32, |sm_scale| * q_scale * kv_scale
     kv_scale: jax.Array  # [] float32
-    q_scale: jax.Array  # [] float32
     out_dtype: Any
     shared: bool  # the memory of an array is another library's
 
@@ -79,6 +82,8 @@ def check(
     if not is_traced(plan.row_keys):
         _check_table(block_table, plan, pages, page_size, max_pages)
 
+    scale = known_number(sm_scale, "sm_scale")
+    key_scale, query_scale = _tensor_scale(kv_scale, "kv_scale"), _tensor_scale(q_scale, "q_scale")
     out_dtype = "bfloat16" if out_dtype is None else dtype_name(out_dtype)
     if out_dtype not in _OUT_DTYPES:
         raise NotImplementedError(f"out_dtype must be bfloat16 or float32; got {out_dtype}")
@@ -87,9 +92,9 @@ def check(
         kv_cache=to_jax(kv_cache, "kv_cache"),
         block_table=to_jax(block_table, "block_table"),
         plan=plan,
-        sm_scale=known_number(sm_scale, "sm_scale"),
-        kv_scale=_tensor_scale(kv_scale, "kv_scale"),
-        q_scale=_tensor_scale(q_scale, "q_scale"),
+        sm_scale=scale,
+        logit_scale=_logit_scale(scale, query_scale, key_scale),
+        kv_scale=jnp.asarray(key_scale, jnp.float32),
         out_dtype=jnp.dtype(out_dtype),
         shared=any(shares_memory(array) for array in (q, kv_cache, block_table)),
     )
@@ -119,10 +124,10 @@ def _check_table(
         )
 
 
-def _tensor_scale(scale: Any, name: str) -> jax.Array:
-    """A per-tensor scale as a float32 scalar; None is 1."""
+def _tensor_scale(scale: Any, name: str) -> float | jax.Array:
+    """A per-tensor scale, None being 1: a number that a float32 holds, or what is traced."""
     if scale is None:
-        return jnp.float32(1)
+        return 1.0
     if hasattr(scale, "shape") and hasattr(scale, "dtype"):
         if math.prod(scale.shape) != 1 or dtype_name(scale.dtype) != "float32":
             raise ValueError(
@@ -136,4 +141,27 @@ def _tensor_scale(scale: Any, name: str) -> jax.Array:
     number = known_number(scale, name)
     if not number > 0:
         raise ValueError(f"{name} must be positive; got {number!r}")
-    return jnp.float32(number)
+    if number < _SMALLEST:
+        raise ValueError(
+            f"{name} must be a positive float32, {_SMALLEST:.8g} at least, below which XLA takes a "
+            f"number for 0; got {number!r}"
+        )
+    return float(np.float32(number))
+
+
+def _logit_scale(
+    sm_scale: float, q_scale: float | jax.Array, kv_scale: float | jax.Array
+) -> jax.Array:
+    """What the product of a stored query and key is multiplied by, the sign left out."""
+    if isinstance(q_scale, jax.Array) or isinstance(kv_scale, jax.Array):
+        return jnp.asarray(abs(sm_scale) * q_scale * kv_scale, jnp.float32)
+    # In Python's doubles no partial product leaves the range.
+    factors = {"sm_scale": sm_scale, "q_scale": q_scale, "kv_scale": kv_scale}
+    product = math.prod(factors.values())
+    if sm_scale and not _SMALLEST <= abs(product) <= LARGEST_SCALE:
+        given = ", ".join(f"{name} {value:.8g}" for name, value in factors.items())
+        raise ValueError(
+            f"sm_scale * q_scale * kv_scale must be 0 or, as a float32, {_SMALLEST:.8g} to "
+            f"{LARGEST_SCALE:.8g} in size; got {product:.8g} ({given})"
+        )
+    return jnp.float32(abs(product))

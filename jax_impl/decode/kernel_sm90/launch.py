@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 # No sum crosses a warp, so Pallas needs no memory for it.
 _REDUCTION_BYTES = 0
-# The masked score -inf must stay -inf when scaled by 0; every finite score times this is 0.
-_SMALLEST_SCALE = 2.0**-120
+# The masked score -inf must stay -inf when scaled, so the scale is never 0, nor a number that is
+# taken for 0: this is the smallest normal float32. With a scale of 0 the scores are 0 as well.
+_SMALLEST_SCALE = 2.0**-126
 # Few, so that several items pass through one simulated thread block, one after another.
 INTERPRETED_WORKERS = 2
 
@@ -62,7 +63,8 @@ def attend(
     config: Config | None = None,
     interpret: Any = None,
 ) -> DecodeResult:
-    """All rows of a plan. logit_scale >= 0; there is a page and an entry of the table.
+    """All rows of a plan. There is a page and an entry of the table. logit_scale is a normal number
+    > 0, or 0 with queries that are 0 or NaN.
 
     config: tuning; None for the defaults. interpret: plgpu.InterpretGPUParams, or None for the
     GPU.

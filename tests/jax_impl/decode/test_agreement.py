@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -185,6 +186,48 @@ def test_scales_multiply_what_is_stored():
 def test_any_finite_scale_is_served(backend, sm_scale):
     batch = Batch(total_lens=[70], query_lens=[2], sm_scale=sm_scale, heads=2)
     assert_agrees(batch.run_rank(backend), expected(batch))
+
+
+def of_one_number(value: float) -> Batch:
+    """Queries and keys that hold nothing but a power of two: every logit is the same."""
+    batch = Batch(total_lens=[70], query_lens=[2], heads=2)
+    batch.q[:] = value
+    batch.keys = [np.full_like(keys, value) for keys in batch.keys]
+    return batch
+
+
+@pytest.mark.parametrize("value", [2.0**57, 2.0**66])
+def test_at_scale_0_no_size_of_scores_shows(backend, value):
+    """Scores of 2^123, and of 2^141, which no float32 holds. A NaN is no score."""
+    batch = of_one_number(value)
+    batch.sm_scale = 0.0
+    batch.q[1, 0, 5] = np.nan
+    result = batch.run_rank(backend)
+    np.testing.assert_allclose(result.lse[0], math.log(69), rtol=1e-6)
+    np.testing.assert_allclose(result.lse[1], [np.nan, math.log(70)], rtol=1e-6)
+    out = np.asarray(result.out, np.float32)
+    assert (out[0] == value).all() and (out[1, 1] == value).all()
+    assert np.isnan(out[1, 0]).all()
+
+
+@pytest.mark.parametrize("sm_scale", [1e-37, 1.2e-38, -1e-37])
+def test_the_smallest_scales_are_served_as_they_are(backend, sm_scale):
+    batch = of_one_number(2.0**57)
+    batch.sm_scale = sm_scale
+    result = batch.run_rank(backend)
+    logit = sm_scale * 576 * 2.0**114
+    assert abs(logit) > 0.1
+    right = np.log([[69.0] * 2, [70.0] * 2]) + logit
+    np.testing.assert_allclose(result.lse, right, rtol=1e-5)
+
+
+def test_a_product_of_scales_is_taken_whole():
+    """sm_scale * q_scale alone is past the largest float32."""
+    batch = Batch(total_lens=[90], query_lens=[2])
+    batch.sm_scale = 5e17
+    result = batch.run_rank("xla", q_scale=1e21, kv_scale=2e-38)
+    batch.sm_scale = 10.0
+    np.testing.assert_allclose(result.lse, batch.run_rank("xla").lse, rtol=1e-6)
 
 
 def test_float64_over_any_group_equals_no_group():

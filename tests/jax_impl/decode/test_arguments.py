@@ -60,6 +60,10 @@ BAD = [
     ("sm_scale", jnp.float32(1), ValueError, "sm_scale must be a Python or NumPy number"),
     ("kv_scale", 0.0, ValueError, "kv_scale must be positive; got 0.0"),
     ("kv_scale", np.ones(2, np.float32), ValueError, r"one float32; got float32 \[2\]"),
+    ("kv_scale", 1e-50, ValueError, "a positive float32, 1.1754944e-38 at least.*; got 1e-50"),
+    ("kv_scale", np.float32([1e-40]), ValueError, "kv_scale must be a positive float32, 1.17549"),
+    ("q_scale", 1e-39, ValueError, "q_scale must be a positive float32, 1.1754944e-38 at least"),
+    ("sm_scale", -1e-40, ValueError, r"q_scale \* kv_scale must be 0 or.*; got -1e-40"),
     ("q_scale", -1, ValueError, "q_scale must be positive; got -1"),
     ("out_dtype", np.float16, NotImplementedError, "bfloat16 or float32; got float16"),
     ("backend", "triton", ValueError, "backend must be one of auto, xla, pallas, pallas-interpret"),
@@ -70,6 +74,15 @@ BAD = [
 def test_a_bad_argument_is_refused_by_name(name, value, error, message):
     with pytest.raises(error, match=message):
         call(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("sm_scale", "kv_scale", "product"), [(1e30, 1e30, r"1e\+60"), (-1e-30, 1e-30, "-1e-60")]
+)
+def test_scales_whose_product_is_no_float32_are_refused(sm_scale, kv_scale, product):
+    message = rf"^sm_scale \* q_scale \* kv_scale must be 0 or, as a float32, .*; got {product} "
+    with pytest.raises(ValueError, match=message):
+        call(sm_scale=sm_scale, kv_scale=np.float32([kv_scale]))
 
 
 def test_pallas_needs_a_hopper_gpu():
