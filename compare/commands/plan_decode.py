@@ -96,8 +96,9 @@ def plan_decode(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowPlans:
     """Both plans of one batch. counts: of each rank shown, each row's keys there. shipped is None
-    where the shipped rules raise, which shipped_wrong then quotes. shipped_wrong, fixed_wrong:
-    broken rules, one sentence each; a disagreement of the two fixed planners is among the latter.
+    where the shipped rules raise: shipped_wrong then says it, or notes where they refuse the batch.
+    shipped_wrong, fixed_wrong: broken rules, one sentence each; a disagreement of the two fixed
+    planners is among the latter.
     notes: differences that do no harm.
     """
 
@@ -162,7 +163,7 @@ class RowPlans:
             terminal.say(console, f"fixed: {sentence}", style="red")
         for sentence in self.notes:
             terminal.say(console, sentence)
-        if self.exit_status == 0:
+        if self.exit_status == 0 and self.shipped is not None:
             terminal.say(console, "Both plans are right.", style="green")
         elif not self.fixed_wrong:
             terminal.say(console, "The fixed plan is right.", style="green")
@@ -230,7 +231,20 @@ def compare_rows(case: DecodePlanCase, ranks: tuple[int, ...]) -> RowPlans:
         try:
             shipped = [_planned(SHIPPED, inputs) for inputs in by_rank]
         except WordsOff as error:
-            shipped_wrong = [str(error)]
+            from torch_ref.planning import BoundsShapeMismatch, NonUniformBlock
+
+            match error.__cause__:
+                case NonUniformBlock():
+                    notes.append(f"{SHIPPED} refuses the batch, and nothing goes wrong: {error}")
+                case BoundsShapeMismatch(rows=rows, bounds=requests) if case.world == 1:
+                    shipped_wrong = [
+                        f"lengths and block table of {summary.plural(requests, 'request')} for "
+                        f"{summary.plural(rows, 'row')} of one token: the tokens don't divide by "
+                        "the requests, so every token becomes a row of its own, and they stay one "
+                        "per request"
+                    ]
+                case _:
+                    shipped_wrong = [str(error)]
     for inputs, plan in zip(by_rank, shipped, strict=False):
         said = explain(inputs, plan)
         if said and harmless(inputs, plan):
@@ -261,7 +275,7 @@ def _planned(name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
     try:
         plan = registry.find(name).run(inputs)
     except ValueError as error:
-        raise WordsOff(str(error)) from None
+        raise WordsOff(str(error)) from error
     assert isinstance(plan, DecodePlanResult)
     return plan
 

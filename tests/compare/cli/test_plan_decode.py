@@ -127,6 +127,24 @@ def test_a_draft_block_sees_all_of_its_request():
     assert [row[3] for row in rows_of(found)] == ["17", "17", "17"]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_ragged_draft_that_is_refused_is_no_plan_that_goes_wrong(world):
+    found = plan("300,40", "3,1", "--no-causal", max_query_len=3, world=world)
+    assert found.status == 0
+    said = lines_of(found)
+    assert "shipped (vllm-0.33.0): no plan" in said
+    assert [line for line in said if line.startswith("vllm-0.33.0 refuses the batch, and nothing")]
+    assert said[-1] == "The fixed plan is right."
+    assert not [line for line in said if line == "Both plans are right."]
+
+
+def test_without_a_group_no_bounds_of_a_group_are_spoken_of():
+    found = plan("300,40", "1,0", max_query_len=1, world=1)
+    assert found.status == 1
+    assert "causal_seqlens_kv_global" not in found.out
+    assert "lengths and block table of 2 requests for 1 row of one token" in found.out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
