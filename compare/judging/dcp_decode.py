@@ -47,7 +47,7 @@ def judge(
     by the oracle up to 5e11 FLOP, as for sparse prefill.
 
     ValueError: an unknown profile; inputs that no implementation may be given; shards that don't
-    make up the whole.
+    make up the whole; unknown parts.
     """
     if profile not in PROFILES:
         raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
@@ -119,6 +119,9 @@ def _profile_notes(inputs: DcpDecodeInputs, contract: Contract, profile: str) ->
 
 
 def _form(inputs: DcpDecodeInputs, result: DcpDecodeResult) -> FormFault | None:
+    if result.parts not in PARTS:
+        accepted = ", ".join(PARTS)
+        raise ValueError(f"result: parts is {result.parts!r}; accepted: {accepted}")
     T, H, _ = inputs.q.shape
     return form_fault(_plain(result), T, H, _VALUE_WIDTH)
 

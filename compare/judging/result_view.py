@@ -59,6 +59,11 @@ def form_fault(result: SparsePrefillResult, T: int, H: int, d_v: int) -> FormFau
                 status=Status.SHAPE,
                 reason=f"out_rows is {rows.dtype} {list(rows.shape)}; whole numbers [R] are due",
             )
+        if not len(rows) and T * H:
+            return FormFault(
+                status=Status.SHAPE,
+                reason=f"out_rows is empty: at least one of the {T * H} rows of out is due",
+            )
         if len(np.unique(rows)) != len(rows) or ((rows < 0) | (rows >= T * H)).any():
             return FormFault(
                 status=Status.SHAPE,

@@ -30,7 +30,16 @@ from compare.run.answers import (
     v4_stages_result,
 )
 from compare.run.convert import to_numpy
-from compare.run.result import Result
+from compare.run.own_tensors import check_arrays, check_decode, check_result, real_number
+from compare.run.result import (
+    DcpDecodeResult,
+    DecodePlanResult,
+    PlanResult,
+    Result,
+    SparsePrefillResult,
+    V4PrefillResult,
+    V4StagesResult,
+)
 from compare.run.user import UserImplementation
 from compare.suites import SUITES, make_inputs, parse_case
 
@@ -45,6 +54,14 @@ _ARRAYS = {
         "total_lens",
     ),
     "v4-prefill": V4_PREFILL_ARRAYS,
+}
+_RESULTS: dict[type[Inputs], type[Result]] = {
+    SparsePrefillInputs: SparsePrefillResult,
+    PrefillPlanInputs: PlanResult,
+    DcpDecodeInputs: DcpDecodeResult,
+    DecodePlanInputs: DecodePlanResult,
+    V4PrefillInputs: V4PrefillResult,
+    V4StagesInputs: V4StagesResult,
 }
 
 
@@ -168,7 +185,7 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
     kind = SUITES[_known(suite, SUITES, "suite")].inputs_type
     if isinstance(inputs, tuple(known.inputs_type for known in SUITES.values())):
         if isinstance(inputs, kind):
-            return inputs  # type: ignore[return-value]
+            return _checked(suite, inputs)  # type: ignore[arg-type]
         raise TypeError(f"inputs is a {type(inputs).__name__}; {suite} takes a {kind.__name__}")
     if isinstance(inputs, (str, Case)):
         made = make_inputs(_case(inputs))
@@ -184,8 +201,8 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
     for name in inputs:
         _known(name, fields, f"argument of {suite}")
     given = dict(inputs)
-    if kind is DcpDecodeInputs and given.get("query_start_loc") is not None:
-        given["max_query_len"] = _promise(given)
+    if kind is DcpDecodeInputs and given.get("max_query_len") is None:
+        given["max_query_len"] = _longest_query(given.get("query_start_loc"))
     for name, field in fields.items():
         if field.default is dataclasses.MISSING and given.get(name) is None:
             raise ValueError(f"inputs: {name} is missing; {suite} needs it")
@@ -204,8 +221,18 @@ def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> In
         for name in ("kv", "indices"):
             if values[name].ndim == 3 and values[name].shape[1] == 1:
                 values[name] = values[name][:, 0]
-    values["sm_scale"] = float(values["sm_scale"])
-    return kind(**values)
+    values["sm_scale"] = real_number(values["sm_scale"], "sm_scale")
+    return _checked(suite, kind(**values))
+
+
+def _checked(suite: str, inputs: Inputs) -> Inputs:
+    """The same inputs. TypeError, ValueError for what nothing can be computed with."""
+    check_arrays(inputs, _ARRAYS.get(suite, ()))
+    if isinstance(inputs, DcpDecodeInputs):
+        check_decode(inputs)
+        for shard in inputs.shards or ():
+            _checked(suite, shard)
+    return inputs
 
 
 def _stage(stage: str, arguments: Mapping[str, Any]) -> V4StagesInputs:
@@ -218,19 +245,14 @@ def _stage(stage: str, arguments: Mapping[str, Any]) -> V4StagesInputs:
     return V4StagesInputs(stage=stage, arguments=made)
 
 
-def _promise(given: Mapping[str, Any]) -> Any:
-    """The max_query_len of a batch: as given, else its longest query, at least 1. ValueError for a
-    promise that a request breaks."""
-    starts = _plain(given["query_start_loc"], "query_start_loc")
-    longest = max((1, *(end - start for start, end in pairwise(starts))))
-    promised = given.get("max_query_len")
-    if promised is None:
-        return longest
-    if _plain(promised, "max_query_len") < longest:
-        raise ValueError(
-            f"max_query_len: {promised}; accepted: {longest} and more, the longest query"
-        )
-    return promised
+def _longest_query(query_start_loc: Any) -> int | None:
+    """The longest query of a batch, at least 1; None without its boundaries."""
+    if query_start_loc is None:
+        return None
+    starts = _plain(query_start_loc, "query_start_loc")
+    if not isinstance(starts, tuple):
+        raise ValueError(f"query_start_loc: {query_start_loc!r}; accepted: [B + 1] whole numbers")
+    return max((1, *(end - start for start, end in pairwise(starts))))
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -264,7 +286,7 @@ def _check_batch(inputs: PrefillPlanInputs) -> None:
 
 def _result(inputs: Inputs, result: Any, name: str) -> Result:
     if isinstance(result, Result):
-        return result
+        return check_result(result, _RESULTS[type(inputs)], name)
     match inputs:
         case SparsePrefillInputs():
             return sparse_prefill_result(result, name)
@@ -288,6 +310,8 @@ def _known(word: str, known: Iterable[str], what: str) -> str:
     if word in known:
         return word
     names = list(known)
+    if not isinstance(word, str):
+        raise ValueError(f"{what}: {word!r}; accepted: {', '.join(names)}")
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.0)[0]
     raise ValueError(
         f"there is no {what} {word!r}; the nearest is {close!r} (accepted: {', '.join(names)})"
