@@ -94,13 +94,17 @@ def note_nan_codes(noted: ir.Value, word: ir.Value) -> ir.Value:
     )
 
 
+def note_nothing(noted: ir.Value, word: ir.Value) -> ir.Value:
+    """`noted`, in a way that waits for the word to arrive."""
+    return arith.ori(noted, arith.andi(word, ptx.constant(0x7F7F7F7F)))
+
+
 def any_noted_in_warp(noted: ir.Value) -> ir.Value:
-    """Whether a byte's sign bit is set in a lane of the warp, as i1."""
-    some = ptx.asm(
+    """1 in every lane of a warp if some byte's sign bit is set in one of them, else 0."""
+    return ptx.asm(
         "{ .reg .pred mine, any; .reg .b32 t; and.b32 t, $1, 0x80808080; setp.ne.u32 mine, t, 0; "
         "vote.sync.any.pred any, mine, 0xffffffff; selp.b32 $0, 1, 0, any; }",
         [noted],
         "=r,r",
         ptx.i32(),
     )
-    return arith.cmpi(arith.CmpIPredicate.ne, some, ptx.constant(0))

@@ -158,7 +158,7 @@ def _attend_interpreted(
 ) -> SparsePrefillResult:
     if not is_traced(*jax.tree.leaves(operands)):
         operands = jax.device_put(operands, jax.local_devices(backend="cpu")[0])
-    config = kernel_sm90.PagedConfig(num_ctas=INTERPRETED_CTAS, part_tiles=4, lookahead=1)
+    config = kernel_sm90.PagedConfig(num_ctas=INTERPRETED_CTAS, part_tiles=4, early_tiles=4)
     return _launch(operands, scale, num_slots, config, interpret=plgpu.InterpretGPUParams())
 
 

@@ -6,6 +6,7 @@ hardware can do is behind `seams`, a module with one body for each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 from jax import lax
@@ -18,7 +19,12 @@ from jax_impl.prefill.kernel_sm90.problem import Problem
 
 CTA_AXIS = "cta"
 ROLE_AXIS = "role"
-NUM_ROLES = 3
+
+
+def roles_of(problem: Problem) -> tuple[Callable[[Context], None], ...]:
+    """What each warpgroup does."""
+    produce = paged_producer.produce if problem.pages else producer.produce
+    return (consumers.even_consumer, consumers.odd_consumer, produce)
 
 
 def sparse_prefill_body(
@@ -27,10 +33,7 @@ def sparse_prefill_body(
     """All tiles of one thread block."""
     context = Context(problem, config, seams, gmem, smem, cta=lax.axis_index(CTA_AXIS))
     seams.initialise_barriers(smem.barriers)
-    produce = paged_producer.produce if problem.pages else producer.produce
-    roles = (consumers.even_consumer, consumers.odd_consumer, produce)
-    assert len(roles) == NUM_ROLES
-    for number, role in enumerate(roles):
+    for number, role in enumerate(roles_of(problem)):
 
         @pl.when(lax.axis_index(ROLE_AXIS) == number)
         def _play(role=role) -> None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.prefill.kernel_sm90.problem import D_V, TILE_COLUMNS, Problem
+from jax_impl.prefill.kernel_sm90.problem import Problem
 
 SMEM_LIMIT = 227 * 1024
 _SMEM_ALIGNMENT = 1024
@@ -86,26 +86,27 @@ class Config:
 class PagedConfig(Config):
     """Tuning where the producer widens pages of float8 tokens.
 
-    part_tiles: how many 64-column tiles of a block are loaded, and stored, at a time: 1, 2 or 4.
-    lookahead: how many such parts are on their way while one is widened; at most those of a
-      block. Each tile takes 8 registers of every thread, the last of a block 16.
+    part_tiles: how many 64-column tiles of a block's side are loaded, and stored, at a time: 1,
+      2 or 4.
+    early_tiles: how many of a side's four tiles are asked for before the side ahead of it is
+      stored; the others as registers become free, of which a tile takes 8, the last one 16.
     row_prefetch_alone: ask L2 for the next pair's keys also where a token has one tile only.
     """
 
     consumer_registers: int = 200
     producer_registers: int = 104
     part_tiles: int = 1
-    lookahead: int = 4
+    early_tiles: int = 2
     row_prefetch_alone: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.part_tiles not in (1, 2, 4):
             raise ValueError(f"part_tiles must be 1, 2 or 4; got {self.part_tiles}")
-        parts = D_V // TILE_COLUMNS // self.part_tiles
-        if not 1 <= self.lookahead <= parts:
+        if self.early_tiles not in range(0, 5, self.part_tiles):
             raise ValueError(
-                f"lookahead must lie in [1, {parts}], the parts of a block; got {self.lookahead}"
+                f"early_tiles must be a multiple of part_tiles = {self.part_tiles} between 0 and "
+                f"4; got {self.early_tiles}"
             )
 
     def gather_prefetch_for(self, problem: Problem) -> str:

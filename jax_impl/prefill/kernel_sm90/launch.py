@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.prefill.kernel_sm90 import seams_cuda, seams_interpret
-from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, NUM_ROLES, ROLE_AXIS, sparse_prefill_body
+from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, ROLE_AXIS, roles_of, sparse_prefill_body
 from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig, check_smem
 from jax_impl.prefill.kernel_sm90.context import MAILBOXES, Gmem, Smem
 from jax_impl.prefill.kernel_sm90.problem import (
@@ -159,7 +159,7 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
         scratch_types=[scratch],
         grid=(config.ctas_for(problem),),
         grid_names=(CTA_AXIS,),
-        num_threads=NUM_ROLES,
+        num_threads=len(roles_of(problem)),
         thread_name=ROLE_AXIS,
         compiler_params=plgpu.CompilerParams(
             approx_math=True,

@@ -1,13 +1,20 @@
 """The producer that reads pages of float8 tokens itself, in the place of the gather.
 
-Its keys pass through registers, where they are widened to bfloat16: exactly what a gather into
-a workspace would have left there, in the same slots at the same time, so that consumers can't
+Keys pass through registers, where they are widened to bfloat16: exactly what a gather into a
+workspace would have left there, in the same slots at the same time, so that consumers can't
 tell the difference.
 
-A slot is filled in parts of some column tiles. While one is widened and stored, the next few are
-on their way into registers, across the ends of pairs and tiles too; what is read ahead behind
-the last tile is dropped. Loads wait for nobody, so a slot that becomes free is filled without
-waiting for memory.
+While one side of a block is widened and stored, the next is on its way into registers, across
+the ends of pairs and tiles too; what is read ahead behind the last tile is dropped. Loads wait
+for no slot, so that a slot, once free, is filled without waiting for memory. Order of events:
+
+    what has been loaded of this side is looked through, which waits for all of it
+    the next side's first part is asked for
+    this side's slot is waited for
+    this side is stored; the next side's other part is asked for when registers are free
+
+Looking comes before asking because a thread counts the loads that it waits for on a few
+counters: what is asked for earlier would be waited for as well.
 """
 
 from __future__ import annotations
@@ -23,22 +30,27 @@ from jax_impl.mosaic.layouts import QUAD_KEY
 from jax_impl.prefill.kernel_sm90 import barriers
 from jax_impl.prefill.kernel_sm90.config import PagedConfig
 from jax_impl.prefill.kernel_sm90.context import I32, Context, OwnTile, Tile
-from jax_impl.prefill.kernel_sm90.problem import BLOCK_KEYS, LEFT, PAIR_KEYS, SIDES
+from jax_impl.prefill.kernel_sm90.problem import (
+    BLOCK_KEYS,
+    EVEN,
+    LEFT,
+    PAIR_KEYS,
+    SIDES,
+)
 from jax_impl.prefill.validity import key_is_valid
 
 
-class _Part(NamedTuple):
-    """What is loaded, and stored, at a time: some column tiles of one slot."""
+class _Side(NamedTuple):
+    """One side of one slot, in parts of some column tiles."""
 
+    number: int  # in a pair
     slot: int
     side: int
-    tiles: range
-    is_first: bool  # of its slot's side
-    is_last: bool
+    parts: tuple[range, ...]
 
     @property
     def begins_block(self) -> bool:
-        return self.is_first and self.side == LEFT
+        return self.side == LEFT
 
 
 class _Pair(NamedTuple):
@@ -49,30 +61,41 @@ class _Pair(NamedTuple):
     length: Any
 
 
+class _Block(NamedTuple):
+    """The keys of a block."""
+
+    slots: Any  # of the caches; -1 for a hole
+    places: Any  # where these lie
+
+
 class _Loaded(NamedTuple):
-    """A part that is on its way."""
+    """A side that is on its way, or has come."""
 
-    scales: Any  # of the whole block, if the part begins it
-    columns: Any
+    block: _Block
+    scales: Any
+    parts: tuple[Any, ...]
 
 
-def _parts_of_pair(k: Context) -> list[_Part]:
-    """In the order in which slots are given back, and wanted."""
+def _sides_of_pair(k: Context) -> list[_Side]:
+    """In the order in which they are given back, and wanted."""
     assert isinstance(k.config, PagedConfig)
     width = k.config.part_tiles
-    return [
-        _Part(slot, side, tiles[i : i + width], i == 0, i + width >= len(tiles))
-        for slot in barriers.SLOTS
-        for side in SIDES
-        for tiles in (k.problem.value_tiles(side),)
-        for i in range(0, len(tiles), width)
-    ]
+    sides = []
+    for slot in barriers.SLOTS:
+        for side in SIDES:
+            tiles = k.problem.value_tiles(side)
+            parts = tuple(tiles[i : i + width] for i in range(0, len(tiles), width))
+            sides.append(_Side(len(sides), slot, side, parts))
+    return sides
+
+
+def _with_the_one_behind(sides: list[_Side]) -> list[tuple[_Side, _Side]]:
+    return list(zip(sides, sides[1:] + sides[:1], strict=True))
 
 
 def produce(k: Context) -> None:
     """Fills the slots for all tiles of this thread block."""
     plgpu.set_max_registers(k.config.producer_registers, action="decrease")
-    parts = _parts_of_pair(k)
 
     def fill_tile(own: OwnTile, carry: Any) -> Any:
         def fill(p: Any, carry: Any) -> Any:
@@ -84,25 +107,22 @@ def produce(k: Context) -> None:
                 length=jnp.where(is_last, next_length, own.length),
             )
             # Just ahead of its use: L2 turns over within one tile.
-            next_tile = own.following.number
-            pl.when(is_last)(lambda: k.seams.prefetch_queries(k.gmem.q, next_tile))
-            return _fill_pair(k, parts, following, own.following, *carry)
+            number = own.following.number
+            pl.when(is_last)(lambda: k.seams.prefetch_queries(k.gmem.q, number))
+            return _fill_pair(k, following, own.following, *carry)
 
         return lax.fori_loop(0, own.num_pairs, fill, carry)
 
     first = k.own_tile(I32(0))
     pair = _Pair(first.token, I32(0), k.held_to_list(k.gmem.length[first.token]))
     slots = _holes_marked(k, pair, _load_slots(k, pair))
-    ahead = [_load(k, part, slots) for part in parts[: _lookahead(k)]]
-    rounds, _, _ = k.for_own_tiles(fill_tile, (I32(0), slots, ahead))
+    side = _sides_of_pair(k)[0]
+    loaded = _begin_block(k, slots[EVEN])
+    loaded = _load(k, side.parts, loaded, I32(0))
+    rounds, _, _ = k.for_own_tiles(fill_tile, (I32(0), slots, loaded))
     for slot in barriers.SLOTS:
         for side in SIDES:
             k.seams.wait(k.smem.barriers, barriers.kv_free[slot][side], rounds - 1)
-
-
-def _lookahead(k: Context) -> int:
-    assert isinstance(k.config, PagedConfig)
-    return k.config.lookahead
 
 
 def _load_slots(k: Context, pair: _Pair) -> tuple[Any, ...]:
@@ -125,69 +145,100 @@ def _holes_marked(k: Context, pair: _Pair, slots: tuple[Any, ...]) -> tuple[Any,
     return tuple(marked)
 
 
-def _load(k: Context, part: _Part, slots: tuple[Any, ...]) -> _Loaded:
-    own = slots[part.slot]
-    scales = k.seams.load_scales(k.gmem.kv, own, k.problem) if part.begins_block else None
-    l2_prefetch = k.config.gather_prefetch_for(k.problem)
-    columns = k.seams.load_columns(k.gmem.kv, own, part.tiles, k.problem, l2_prefetch)
-    return _Loaded(scales, columns)
+def _begin_block(k: Context, slots: Any) -> _Loaded:
+    """A block of which only the scales are on their way."""
+    block = _Block(slots, k.seams.locate(k.gmem.kv, slots, k.problem))
+    return _Loaded(block, k.seams.load_scales(k.gmem.kv, slots, k.problem), ())
+
+
+def _load(k: Context, parts: tuple[range, ...], loaded: _Loaded, after: Any) -> _Loaded:
+    """Asks for some parts more."""
+    prefetch = k.config.gather_prefetch_for(k.problem)
+    more = tuple(
+        k.seams.load_columns(k.gmem.kv, loaded.block.places, tiles, after, k.problem, prefetch)
+        for tiles in parts
+    )
+    return loaded._replace(parts=loaded.parts + more)
 
 
 def _fill_pair(
     k: Context,
-    parts: list[_Part],
     following: _Pair,
     next_tile: Tile,
     rounds: Any,
     slots: tuple[Any, ...],
-    ahead: list[_Loaded],
+    loaded: _Loaded,
 ) -> Any:
-    """rounds: pairs filled before this one; ahead: its first parts, which are on their way."""
-    ahead = list(ahead)
-    raw_next_slots = _load_slots(k, following)
-    next_slots: tuple[Any, ...] = ()
-    factors = unusual_scales = unusual = None
-    for number, part in enumerate(parts):
-        if number == len(parts) // 2:  # by now they are there
-            next_slots = _holes_marked(k, following, raw_next_slots)
-            if k.config.prefetches_rows(k.problem):
-                sharers = k.problem.head_tiles
-                k.seams.prefetch_page_rows(
-                    k.gmem.kv, next_slots, next_tile.number, sharers, k.problem
-                )
-        if part.is_first:
-            _wait_until_free(k, part, rounds, slots)
-        loaded = ahead.pop(0)
-        if part.begins_block:
+    """rounds: pairs filled before this one; loaded: its first side, which is on its way."""
+    next_slots = slots
+    factors: Any = None
+    unusual_scales: Any = None
+    for side, behind in _with_the_one_behind(_sides_of_pair(k)):
+        if side.begins_block:
             factors, unusual_scales = k.seams.scale_factors(loaded.scales)
-        if part.is_first:
-            unusual = unusual_scales
-        unusual = k.seams.store_columns(
-            k.smem.kv, part.slot, part.tiles, loaded.columns, factors, unusual, k.problem
-        )
-        if part.is_last:
-            _announce(k, part, slots, unusual)
-
-        behind = number + _lookahead(k) - len(parts)
-        if behind < 0:
-            ahead.append(_load(k, parts[behind], slots))
-        else:
-            ahead.append(_load(k, parts[behind], next_slots))
-    return rounds + 1, next_slots, ahead
-
-
-def _wait_until_free(k: Context, part: _Part, rounds: Any, slots: tuple[Any, ...]) -> None:
-    k.seams.wait(k.smem.barriers, barriers.kv_free[part.slot][part.side], rounds - 1)
-    if part.side == LEFT:
-        mask = jnp.where(slots[part.slot] >= 0, 0.0, -jnp.inf)
-        k.seams.publish(k.smem.mask.at[part.slot], mask, QUAD_KEY)
-        k.seams.arrive(k.smem.barriers, barriers.kv_ready[part.slot][LEFT])
+        unusual = _looked_through(k, side, loaded, unusual_scales)
+        # Slots are loaded a pair ahead, since nothing can be loaded before they are there.
+        if side.number == 0:
+            next_slots = _load_slots(k, following)
+        elif side.number == 2:
+            next_slots = _holes_marked(k, following, next_slots)
+            if k.config.prefetches_rows(k.problem):
+                k.seams.prefetch_page_rows(
+                    k.gmem.kv, next_slots, next_tile.number, k.problem.head_tiles, k.problem
+                )
+        ahead = loaded._replace(parts=())
+        if behind.begins_block:
+            ahead = _begin_block(k, (next_slots if behind.number == 0 else slots)[behind.slot])
+        loaded = _fill_side(k, side, rounds, loaded, factors, unusual, behind, ahead)
+    return rounds + 1, next_slots, loaded
 
 
-def _announce(k: Context, part: _Part, slots: tuple[Any, ...], unusual: Any) -> None:
-    tiles = k.problem.value_tiles(part.side)
-    k.seams.store_unusual(
-        k.smem.kv, part.slot, tiles, k.gmem.kv, slots[part.slot], unusual, k.problem
-    )
-    # The fence that the products need is on their side, which spares the loads on their way.
-    k.seams.arrive(k.smem.barriers, barriers.kv_ready[part.slot][part.side])
+def _looked_through(k: Context, side: _Side, loaded: _Loaded, unusual: Any) -> Any:
+    """1 if there is anything that takes store_exactly; known when the side has arrived."""
+    for tiles, columns in zip(side.parts, loaded.parts, strict=True):
+        unusual = k.seams.note_unusual(columns, tiles, unusual)
+    return k.seams.any_unusual(unusual)
+
+
+def _fill_side(
+    k: Context,
+    side: _Side,
+    rounds: Any,
+    loaded: _Loaded,
+    factors: Any,
+    unusual: Any,
+    behind: _Side,
+    ahead: _Loaded,
+) -> _Loaded:
+    """Stores a side that has arrived, and asks for all of the one behind it."""
+    assert isinstance(k.config, PagedConfig)
+    early = k.config.early_tiles // k.config.part_tiles
+    ahead = _load(k, behind.parts[:early], ahead, unusual)
+    late = behind.parts[early:]
+    ready = barriers.kv_ready[side.slot][side.side]
+    _wait_until_free(k, side, rounds, loaded.block.slots)
+
+    def as_usual(ahead: _Loaded) -> _Loaded:
+        for number, (tiles, columns) in enumerate(zip(side.parts, loaded.parts, strict=True)):
+            k.seams.store_columns(k.smem.kv, side.slot, tiles, columns, factors, k.problem)
+            ahead = _load(k, late[number : number + 1], ahead, unusual)
+        # The fence that the products need is on their side, as for the gather.
+        k.seams.arrive(k.smem.barriers, ready)
+        return ahead
+
+    def exactly(ahead: _Loaded) -> _Loaded:
+        tiles = k.problem.value_tiles(side.side)
+        slots = loaded.block.slots
+        k.seams.store_exactly(k.smem.kv, side.slot, tiles, k.gmem.kv, slots, k.problem)
+        k.seams.arrive(k.smem.barriers, ready)
+        return _load(k, late, ahead, unusual)
+
+    return lax.cond(unusual != 0, exactly, as_usual, ahead)
+
+
+def _wait_until_free(k: Context, side: _Side, rounds: Any, keys: Any) -> None:
+    k.seams.wait(k.smem.barriers, barriers.kv_free[side.slot][side.side], rounds - 1)
+    if side.side == LEFT:
+        mask = jnp.where(keys >= 0, 0.0, -jnp.inf)
+        k.seams.publish(k.smem.mask.at[side.slot], mask, QUAD_KEY)
+        k.seams.arrive(k.smem.barriers, barriers.kv_ready[side.slot][LEFT])

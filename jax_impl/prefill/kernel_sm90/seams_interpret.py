@@ -95,22 +95,28 @@ def load_scales(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any
     return jnp.int32(0)
 
 
+def locate(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
+    del caches_gmem, problem
+    return slots
+
+
 def load_columns(
     caches_gmem: Sequence[Any],
-    slots: Any,
+    places: Any,
     tiles: Sequence[int],
+    after: Any,
     problem: Problem,
     l2_prefetch: str,
 ) -> Any:
-    del l2_prefetch
-    exists = slots >= 0
+    del after, l2_prefetch
+    exists = places >= 0
     # A ref can be indexed by arrays only through a whole read.
     caches = [
         PagedKV(cache[...], pages.page_size, "v4-fp8")
         for cache, pages in zip(caches_gmem, problem.pages, strict=True)
     ]
     num_slots = [pages.num_slots for pages in problem.pages]
-    rows = read_rows(caches, num_slots, jnp.where(exists, slots, 0))
+    rows = read_rows(caches, num_slots, jnp.where(exists, places, 0))
     columns = rows[:, tiles[0] * TILE_COLUMNS : (tiles[-1] + 1) * TILE_COLUMNS]
     return [jnp.where(exists[:, None], columns, jnp.zeros_like(columns))]
 
@@ -119,30 +125,37 @@ def scale_factors(scales: Any) -> tuple[Any, Any]:
     return scales, scales
 
 
+def note_unusual(loaded: Sequence[Any], tiles: Sequence[int], unusual: Any) -> Any:
+    del loaded, tiles
+    return unusual
+
+
+def any_unusual(unusual: Any) -> Any:
+    return unusual
+
+
 def store_columns(
     kv_smem: Any,
     slot: int,
     tiles: Sequence[int],
     loaded: Sequence[Any],
     factors: Any,
-    unusual: Any,
     problem: Problem,
-) -> Any:
+) -> None:
     del factors, problem
     kv_smem[slot, :, _columns(tiles[0], tiles[-1] + 1)] = loaded[0]
-    return unusual
 
 
-def store_unusual(
+def store_exactly(
     kv_smem: Any,
     slot: int,
     tiles: Sequence[int],
     caches_gmem: Sequence[Any],
     slots: Any,
-    unusual: Any,
     problem: Problem,
 ) -> None:
-    del kv_smem, slot, tiles, caches_gmem, slots, unusual, problem  # nothing is unusual here
+    columns = load_columns(caches_gmem, slots, tiles, None, problem, "")
+    store_columns(kv_smem, slot, tiles, columns, None, problem)
 
 
 def prefetch_page_rows(

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 import types
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -145,31 +143,6 @@ FAULTS = {
         "    k.seams.wait(k.smem.barriers, barriers.weights_ready[EVEN], round_)\n",
     ),
 }
-
-
-@pytest.fixture
-def plant(monkeypatch) -> Iterator:
-    def replace(module: types.ModuleType, old: str, new: str) -> None:
-        """Puts a copy of the module with `old` replaced in the place of its functions."""
-        source = inspect.getsource(module)
-        assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times"
-        faulty = types.ModuleType(module.__name__)
-        faulty.__dict__.update(__file__=module.__file__, __package__=module.__package__)
-        exec(compile(source.replace(old, new), str(module.__file__), "exec"), faulty.__dict__)
-        package = launch.__package__
-        assert package is not None
-        for name, user in list(sys.modules.items()):
-            if not name.startswith(package):
-                continue
-            for attribute, value in list(vars(user).items()):
-                if value is module:
-                    monkeypatch.setattr(user, attribute, faulty)
-                elif getattr(value, "__module__", None) == module.__name__ and user is not module:
-                    monkeypatch.setattr(user, attribute, getattr(faulty, attribute))
-
-    yield replace
-    monkeypatch.undo()
-    jax.clear_caches()
 
 
 @pytest.mark.timeout(120)

@@ -13,12 +13,15 @@ from jax_impl.prefill.kernel_sm90.seams_cuda.gather import (
     publish,
 )
 from jax_impl.prefill.kernel_sm90.seams_cuda.pages import (
+    any_unusual,
     load_columns,
     load_scales,
+    locate,
+    note_unusual,
     prefetch_page_rows,
     scale_factors,
     store_columns,
-    store_unusual,
+    store_exactly,
 )
 from jax_impl.prefill.kernel_sm90.seams_cuda.products import (
     finish_products,
@@ -47,6 +50,7 @@ from jax_impl.prefill.kernel_sm90.seams_cuda.synchronisation import (
 
 __all__ = [
     "any_row",
+    "any_unusual",
     "arrive",
     "arrive_after_copies",
     "barrier_scratch",
@@ -57,7 +61,9 @@ __all__ = [
     "load_columns",
     "load_indices",
     "load_scales",
+    "locate",
     "matmul_scratch",
+    "note_unusual",
     "prefetch_page_rows",
     "prefetch_queries",
     "prefetch_rows",
@@ -70,9 +76,9 @@ __all__ = [
     "start_values_of_registers",
     "start_values_of_smem",
     "store_columns",
+    "store_exactly",
     "store_output",
     "store_rows",
-    "store_unusual",
     "store_weights",
     "wait",
 ]

@@ -38,6 +38,8 @@ _TILE_ROW = TILE_COLUMNS * BF16_BYTES
 _ROWS_PER_TILE = TILE_BYTES // _TILE_ROW
 _SCALES_PER_THREAD = 2
 _LARGE_SCALE = 0x80  # bytes with this bit are scales of 2 and more
+_INT32_MAX = 2**31 - 1
+_NOWHERE = 2**31 - 1  # the upper half of a hole's address
 _LANES_OF_QUAD = 0x1C1F  # of shfl: neighbouring four
 
 
@@ -92,23 +94,56 @@ def _in_cache(slot: ir.Value, problem: Problem, number: int) -> list[ir.Value]:
     return [page, token, *map(ptx.constant, sizes)]
 
 
-def _load(address: ir.Value, offset: int, slot: ir.Value, l2_prefetch: str = "") -> list[ir.Value]:
-    """16 bytes, or zeros for a hole."""
+def _load(address: ir.Value, offset: int, exists: ir.Value, l2_prefetch: str) -> list[ir.Value]:
+    """16 bytes, or zeros where `exists` is 0."""
     prefetch = f".L2::{l2_prefetch}" if l2_prefetch else ""
     # Keys are read by several tiles, everything else once.
     policy = ptx.asm(
         "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;", [], "=l", ptx.i64(), pure=True
     )
     words = ptx.asm(
-        "{ .reg .pred valid; setp.ge.s32 valid, $5, 0; "
+        "{ .reg .pred exists; setp.ne.s32 exists, $5, 0; "
         "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
-        f"@valid ld.global.nc.L1::no_allocate.L2::cache_hint{prefetch}.v4.b32 "
+        f"@exists ld.global.L1::no_allocate.L2::cache_hint{prefetch}.v4.b32 "
         f"{ptx.names(0, _WORDS)}, [$4+{offset}], $6; }}",
-        [address, slot, policy],
+        [address, exists, policy],
         "=&r,=&r,=&r,=&r,l,r,l",
         ptx.struct(ptx.i32(), _WORDS),
     )
     return ptx.unpack(words, ptx.i32(), _WORDS)
+
+
+def _is_key(slot: ir.Value) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.sge, slot, ptx.constant(0))
+
+
+def locate(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
+    """Where the keys of a block lie; opaque, for load_columns.
+
+    slots [64] int32: the keys' slots, negative for holes.
+    """
+    returns = registers.words_type(2 * _STEPS)
+
+    @ptx.inline(*[REF] * len(caches_gmem), QUAD_KEY, returns=returns)
+    def lower(_, *arguments):
+        *caches, slots = arguments
+        own_piece = ptx.times(_lane(), _PIECE)
+        words = []
+        for token in _tokens(caches, slots, problem):
+            low, high = _halves(ptx.plus(token.data, own_piece))
+            words += [low, arith.select(_is_key(token.slot), high, ptx.constant(_NOWHERE))]
+        return registers.array_of_words(words)
+
+    return lower(*caches_gmem, slots)
+
+
+def _halves(address: ir.Value) -> tuple[ir.Value, ir.Value]:
+    upper = arith.shrui(address, ptx.constant(32, ptx.i64()))
+    return arith.trunci(ptx.i32(), address), arith.trunci(ptx.i32(), upper)
+
+
+def _address(low: ir.Value, high: ir.Value) -> ir.Value:
+    return ptx.asm("mov.b64 $0, {$1, $2};", [low, high], "=l,r,r", ptx.i64(), pure=True)
 
 
 def load_scales(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
@@ -121,10 +156,10 @@ def load_scales(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any
         return registers.array_of_words(
             [
                 ptx.asm(
-                    "{ .reg .pred valid; .reg .b16 both; setp.ge.s32 valid, $2, 0; "
-                    "mov.b16 both, 0; @valid ld.global.nc.b16 both, [$1]; cvt.u32.u16 $0, both; }",
+                    "{ .reg .pred exists; setp.ge.s32 exists, $2, 0; mov.b32 $0, 0; "
+                    "@exists ld.global.nc.u16 $0, [$1]; }",
                     [ptx.plus(token.scales, offset), token.slot],
-                    "=r,l,r",
+                    "=&r,l,r",
                     ptx.i32(),
                 )
                 for token in _tokens(caches, slots, problem)
@@ -136,37 +171,43 @@ def load_scales(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any
 
 def load_columns(
     caches_gmem: Sequence[Any],
-    slots: Any,
+    places: Any,
     tiles: Sequence[int],
+    after: Any,
     problem: Problem,
     l2_prefetch: str,
 ) -> Any:
-    """Starts loading some 64-column tiles of a block's keys; opaque, for store_columns.
+    """Starts loading some 64-column tiles of a block's keys; opaque.
 
-    slots [64] int32: the keys' slots, negative for holes.
+    places: of locate. after: what any_unusual has returned; nothing is asked for before it is
+    known.
     """
+    del caches_gmem, problem  # the interpreter reads here
     counts = [2 if tile == PLAIN_TILE else 1 for tile in tiles]
+    returns = [registers.words_type(_WORDS)] * (sum(counts) * _STEPS)
 
-    def lower(_, *arguments):
-        *caches, slots = arguments
-        tokens = _tokens(caches, slots, problem)
-        own_piece = ptx.times(_lane(), _PIECE)
-        plain_pieces = [ptx.times(piece, _PIECE) for piece in _plain_pieces()]
+    @ptx.inline(registers.words_layout(2 * _STEPS), SCALAR, returns=returns)
+    def lower(_, places, after):
+        # No address is as high as this limit: whether `after` is 0 or 1 makes no difference,
+        # but it has to be known.
+        limit = arith.subi(ptx.constant(_NOWHERE), ptx.scalar(after))
+        halves = registers.words_of(places)
         loaded = []
         for tile in tiles:
             is_plain = tile == PLAIN_TILE
-            pieces = plain_pieces if is_plain else [own_piece]
             offset = _PLAIN.offset if is_plain else _CODES.offset + tile * TILE_COLUMNS
-            loaded += [
-                _load(ptx.plus(token.data, piece), offset, token.slot, l2_prefetch)
-                for token in tokens
-                for piece in pieces
-            ]
+            further = _plain_offsets() if is_plain else [ptx.constant(0)]
+            for low, high in zip(halves[::2], halves[1::2], strict=True):
+                exists = ptx.as_i32(arith.cmpi(arith.CmpIPredicate.slt, high, limit))
+                address = _address(low, high)
+                loaded += [
+                    _load(ptx.plus(address, piece), offset, exists, l2_prefetch)
+                    for piece in further
+                ]
+        ptx.asm("bar.warp.sync 0xffffffff;")
         return [registers.array_of_words(words) for words in loaded]
 
-    returns = [registers.words_type(_WORDS)] * (sum(counts) * _STEPS)
-    types = [REF] * len(caches_gmem) + [QUAD_KEY]
-    return ptx.inline(*types, returns=returns)(lower)(*caches_gmem, slots)
+    return lower(places, after)
 
 
 def _plain_pieces() -> list[ir.Value]:
@@ -180,8 +221,15 @@ def _plain_pieces() -> list[ir.Value]:
     return [first, arith.xori(first, ptx.constant(_SHARERS))]
 
 
+def _plain_offsets() -> list[ir.Value]:
+    """The same pieces, in bytes from the one of this thread's number."""
+    four = _SHARERS * _PIECE
+    first = ptx.times(ptx.bits(_key_in_step(), 1), four)
+    return [first, arith.xori(first, ptx.constant(four))]
+
+
 def scale_factors(scales: Any) -> tuple[Any, Any]:
-    """What a block's codes are multiplied by, and what store_unusual has to know of it."""
+    """What a block's codes are multiplied by, and what there is for note_unusual."""
     returns = [registers.words_type(_STEPS * _SCALES_PER_THREAD), registers.words_type(1)]
 
     @ptx.inline(registers.words_layout(_STEPS), returns=returns)
@@ -192,6 +240,7 @@ def scale_factors(scales: Any) -> tuple[Any, Any]:
         relevant = arith.select(is_last, ptx.constant(_LARGE_SCALE), ptx.constant(large))
         factors, unusual = [], ptx.constant(0)
         for both in registers.words_of(scales):
+            both = registers.shuffle_xor(both, 0)  # used from here on, and waited for no earlier
             unusual = arith.ori(unusual, arith.andi(both, relevant))
             for byte in (ptx.bits(both, 0xFF), ptx.shift_right(both, 8)):
                 factors.append(float8.moved_factor(byte))
@@ -200,28 +249,62 @@ def scale_factors(scales: Any) -> tuple[Any, Any]:
     return lower(scales)
 
 
+def note_unusual(loaded: Sequence[Any], tiles: Sequence[int], unusual: Any) -> Any:
+    """`unusual`, with what there is among some loaded tiles that store_columns gets wrong."""
+    types = [registers.words_layout(_WORDS)] * len(loaded) + [registers.words_layout(1)]
+
+    @ptx.inline(*types, returns=registers.words_type(1))
+    def lower(_, *arguments):
+        *loaded, unusual = arguments
+        (noted,) = registers.words_of(unusual)
+        pieces = iter(map(registers.words_of, loaded))
+        for tile in tiles:
+            for _ in range(_STEPS * (2 if tile == PLAIN_TILE else 1)):
+                words = next(pieces)
+                if tile == PLAIN_TILE:  # looked at only to be waited for
+                    noted = float8.note_nothing(noted, words[0])
+                    continue
+                for word in words:
+                    noted = float8.note_nan_codes(noted, word)
+        return registers.array_of_words([noted])
+
+    return lower(*loaded, unusual)
+
+
+def any_unusual(unusual: Any) -> Any:
+    """1 if anything was noted in the calling warp: a case for store_exactly.
+
+    Known when everything that was looked at has arrived.
+    """
+
+    @ptx.inline(registers.words_layout(1), returns=ptx.SCALAR_I32)
+    def lower(_, unusual):
+        (noted,) = registers.words_of(unusual)
+        return ptx.splat(float8.any_noted_in_warp(noted))
+
+    return lower(unusual)
+
+
 def store_columns(
     kv_smem: Any,
     slot: int,
     tiles: Sequence[int],
     loaded: Sequence[Any],
     factors: Any,
-    unusual: Any,
     problem: Problem,
-) -> Any:
+) -> None:
     """Stores what load_columns has brought, widened, for the tensor core.
 
-    Returns `unusual`, with what there was among the codes that store_unusual has to see to.
+    Wrong for what note_unusual notes: NaN codes, and scales of 2 and more.
     """
     types = [MATMUL_REF, *[registers.words_layout(_WORDS)] * len(loaded)]
-    types += [registers.words_layout(_STEPS * _SCALES_PER_THREAD), registers.words_layout(1)]
+    types += [registers.words_layout(_STEPS * _SCALES_PER_THREAD)]
 
-    @ptx.inline(*types, returns=registers.words_type(1))
+    @ptx.inline(*types)
     def lower(_, kv_smem, *arguments):
-        *loaded, factors, unusual = arguments
+        *loaded, factors = arguments
         pieces = iter(map(registers.words_of, loaded))
         factors = registers.words_of(factors)
-        (noted,) = registers.words_of(unusual)
         place = _Place.of(kv_smem, slot, problem)
         for tile in tiles:
             for step in range(_STEPS):
@@ -229,18 +312,15 @@ def store_columns(
                     for piece in _plain_pieces():
                         place.store(step, tile, piece, next(pieces))
                     continue
-                words = next(pieces)
                 factor = _of_thread(
                     tile // _SCALES_PER_THREAD,
                     factors[step * _SCALES_PER_THREAD + tile % _SCALES_PER_THREAD],
                 )
-                for word in words:
-                    noted = float8.note_nan_codes(noted, word)
+                words = next(pieces)
                 widened = [half for word in words for half in float8.moved(word, factor)]
-                place.store_codes(step, ptx.constant(tile), widened)
-        return registers.array_of_words([noted])
+                place.store_codes(step, tile, widened)
 
-    return lower(kv_smem, *loaded, factors, unusual)
+    lower(kv_smem, *loaded, factors)
 
 
 class _Place(NamedTuple):
@@ -292,50 +372,61 @@ def _of_thread(number: int, value: ir.Value) -> ir.Value:
     )
 
 
-def store_unusual(
+def store_exactly(
     kv_smem: Any,
     slot: int,
     tiles: Sequence[int],
     caches_gmem: Sequence[Any],
     slots: Any,
-    unusual: Any,
     problem: Problem,
 ) -> None:
-    """Stores some tiles again where a key has a NaN code or a scale of 2 or more among them.
+    """Loads some tiles of a block's keys and stores them widened, whatever there is among them.
 
-    store_columns doesn't get these right. They are rare, so that they may be loaded again.
+    Slowly, and without holding on to anything meanwhile: cases are rare.
     """
-    tiles = [tile for tile in tiles if tile in CODE_TILES]
 
-    @ptx.inline(MATMUL_REF, *[REF] * len(caches_gmem), QUAD_KEY, registers.words_layout(1))
+    @ptx.inline(MATMUL_REF, *[REF] * len(caches_gmem), QUAD_KEY)
     def lower(_, kv_smem, *arguments):
-        *caches, slots, unusual = arguments
-        (noted,) = registers.words_of(unusual)
-        branch = scf.IfOp(float8.any_noted_in_warp(noted))
-        with ir.InsertionPoint(branch.then_block):
-            place = _Place.of(kv_smem, slot, problem)
-            end = ptx.constant(tiles[-1] + 1)
-            loop = scf.ForOp(ptx.constant(tiles[0]), end, ptx.constant(1))
-            with ir.InsertionPoint(loop.body):
-                tile = loop.induction_variable
-                offset = ptx.plus(ptx.times(tile, TILE_COLUMNS), ptx.times(_lane(), _PIECE))
-                for step, token in enumerate(_tokens(caches, slots, problem)):
-                    words = _load(ptx.plus(token.data, offset), _CODES.offset, token.slot)
-                    scale = float8.ue8m0_scale(_load_byte(ptx.plus(token.scales, tile), token.slot))
-                    widened = [half for word in words for half in float8.widened(word, scale)]
-                    place.store_codes(step, tile, widened)
-                scf.yield_([])
+        *caches, slots = arguments
+        place = _Place.of(kv_smem, slot, problem)
+        own = [_anew(value) for value in registers.key_values(slots)]
+        codes = [tile for tile in tiles if tile in CODE_TILES]
+        end = ptx.constant(codes[-1] + 1)
+        loop = scf.ForOp(ptx.constant(codes[0]), end, ptx.constant(1))
+        with ir.InsertionPoint(loop.body):
+            tile = loop.induction_variable
+            offset = ptx.plus(ptx.times(tile, TILE_COLUMNS), ptx.times(_lane(), _PIECE))
+            for step, own_slot in enumerate(own):
+                token = _token(caches, own_slot, problem)
+                exists = ptx.as_i32(_is_key(own_slot))
+                words = _load(ptx.plus(token.data, offset), _CODES.offset, exists, "")
+                scale = float8.ue8m0_scale(_load_byte(ptx.plus(token.scales, tile), own_slot))
+                widened = [half for word in words for half in float8.widened(word, scale)]
+                place.store_codes(step, tile, widened)
             scf.yield_([])
+        if PLAIN_TILE in tiles:
+            for step, own_slot in enumerate(own):
+                token = _token(caches, own_slot, problem)
+                exists = ptx.as_i32(_is_key(own_slot))
+                for piece in _plain_pieces():
+                    data = ptx.plus(token.data, ptx.times(piece, _PIECE))
+                    words = _load(data, _PLAIN.offset, exists, "")
+                    place.store(step, PLAIN_TILE, piece, words)
 
-    lower(kv_smem, *caches_gmem, slots, unusual)
+    lower(kv_smem, *caches_gmem, slots)
+
+
+def _anew(value: ir.Value) -> ir.Value:
+    """The same value, of which nothing is kept in registers that was once made from it."""
+    return ptx.asm("mov.b32 $0, $1;", [value], "=r,r", ptx.i32())
 
 
 def _load_byte(address: ir.Value, slot: ir.Value) -> ir.Value:
     return ptx.asm(
-        "{ .reg .pred valid; .reg .b16 byte; setp.ge.s32 valid, $2, 0; mov.b16 byte, 0; "
-        "@valid ld.global.nc.b8 byte, [$1]; cvt.u32.u16 $0, byte; }",
+        "{ .reg .pred exists; setp.ge.s32 exists, $2, 0; mov.b32 $0, 0; "
+        "@exists ld.global.nc.u8 $0, [$1]; }",
         [address, slot],
-        "=r,l,r",
+        "=&r,l,r",
         ptx.i32(),
     )
 
@@ -363,7 +454,7 @@ def prefetch_page_rows(
         for other in range(1, _SHARERS):
             slot = arith.select(ptx.equals(_lane(), other), own[other], slot)
         token = _token(caches, slot, problem)
-        wanted = arith.cmpi(arith.CmpIPredicate.sge, slot, ptx.constant(0))
+        wanted = _is_key(slot)
         if sharers > 1:
             share = arith.remui(ptx.scalar(tile_number), ptx.constant(sharers))
             mine = arith.remui(_lane(), ptx.constant(sharers))
