@@ -65,7 +65,7 @@ def weigh(
     return Verdict(
         status=status,
         reason="; ".join(failures),
-        share=max(ours.shares.values()),
+        share=None if status is Status.UNSUPPORTED else max(ours.shares.values()),
         shares=ours.shares,
         diagnosis=found,
         worst=ours.worst(beside) if failures else (),
