@@ -20,12 +20,18 @@ Cost. 2 T H K (D + 512) multiply-adds' worth of FLOP. Per pair of blocks and til
 next use as keys, and shared memory holds no third one. Large S is bound by that refill, small
 K by the end of each tile.
 
-What it does not do: other head widths, FP8 keys, a key/value split, T = 0, splitting the keys
-of one token over thread blocks (a handful of tokens can't fill the GPU), any GPU but Hopper.
+With pages (`launch.attend_pages`) the keys lie in one or two paged caches of 584-byte FP8 tokens,
+D is 512, and paged_producer.py takes the gather's place: it widens keys in its registers, and
+leaves in shared memory what a gather from a bfloat16 workspace would have, so that the result
+has the bits of gathering and attending. A key is 584 bytes through L2 instead of 1024, and costs
+the producer about 2.5 instructions a thread for each of its float8 codes.
+
+What it does not do: other head widths, a key/value split, T = 0, splitting the keys of one token
+over thread blocks (a handful of tokens can't fill the GPU), any GPU but Hopper.
 A row whose every base-2 logit lies under -1e30 counts as empty, as in FlashMLA's kernel.
 
-Rooms: launch.py (padding, memory, entry) -> body.py (roles) -> producer.py, consumers.py ->
-softmax.py, epilogue.py; barriers.py and context.py name what they share; problem.py and
+Rooms: launch.py (padding, memory, entry) -> body.py (roles) -> producer.py or
+paged_producer.py, consumers.py -> softmax.py, epilogue.py; barriers.py and context.py name what they share; problem.py and
 config.py are extents and tuning. What only hardware does is in seams_cuda.py, and once more,
 for Pallas' interpreter, in seams_interpret.py.
 """
