@@ -30,10 +30,10 @@ What it does not do: other head widths, a key/value split, T = 0, splitting the 
 over thread blocks (a handful of tokens can't fill the GPU), any GPU but Hopper.
 A row whose every base-2 logit lies under -1e30 counts as empty, as in FlashMLA's kernel.
 
-Rooms: launch.py (padding, memory, entry) -> body.py (roles) -> producer.py or
-paged_producer.py, consumers.py -> softmax.py, epilogue.py; barriers.py and context.py name what they share; problem.py and
-config.py are extents and tuning. What only hardware does is in seams_cuda.py, and once more,
-for Pallas' interpreter, in seams_interpret.py.
+Rooms: launch.py (padding, memory, entry) -> body.py (roles) -> producer.py or paged_producer.py,
+and consumers.py -> softmax.py, epilogue.py; barriers.py and context.py name what they share;
+problem.py and config.py are extents and tuning. What only hardware does is in seams_cuda/, and
+once more, for Pallas' interpreter, in seams_interpret.py.
 """
 
 from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig
