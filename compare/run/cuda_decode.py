@@ -97,6 +97,14 @@ class FlashInferDecode(CudaDcpDecode):
     def options(self) -> dict[str, Any]:
         return {"backend": self._backend}
 
+    def refuses(self, case: DcpDecodeCase) -> str | None:
+        if case.nan != "none":
+            return (
+                f"nan={case.nan}: FlashInfer's kernels lose a NaN in their running maximum: out and "
+                "lse of its row may be numbers"
+            )
+        return super().refuses(case)
+
     def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
         return {**_dtypes(case), "sm_scale": case.scale}
 

@@ -97,6 +97,7 @@ def test_what_a_name_does_not_serve_is_said(name: str, words: str, reason: str |
         ("flashinfer-cute-dsl", "world=2,interleave=4", "deals keys out one by one only"),
         ("flashinfer-cute-dsl", "kv=e4m3", "accepted is one dtype for both"),
         ("flashinfer-fa3", "sm_scale=-1.0", "accepted is a positive number"),
+        ("flashinfer-fa3", "nan=key", "lose a NaN in their running maximum"),
     ],
 )
 def test_a_kernel_s_limits_have_its_adapter_s_words(name: str, words: str, reason: str) -> None:
