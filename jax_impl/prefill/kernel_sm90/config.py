@@ -96,7 +96,7 @@ class PagedConfig(Config):
     consumer_registers: int = 200
     producer_registers: int = 104
     part_tiles: int = 1
-    early_tiles: int = 2
+    early_tiles: int = 0
     row_prefetch_alone: bool = False
 
     def __post_init__(self) -> None:

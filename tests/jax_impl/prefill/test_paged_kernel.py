@@ -202,7 +202,7 @@ def test_the_kernel_lowers_for_cuda_on_any_machine(heads, page_sizes):
     "config",
     [
         PagedConfig(early_tiles=4, consumer_registers=192, producer_registers=120),
-        PagedConfig(early_tiles=0, gather_prefetch="128B"),
+        PagedConfig(early_tiles=2, gather_prefetch="128B"),
         PagedConfig(part_tiles=2, early_tiles=2, row_prefetch=False),
         PagedConfig(part_tiles=4, early_tiles=0, row_prefetch_alone=True),
     ],
