@@ -44,10 +44,10 @@ def gather_kv(
       backend: "auto" is the Pallas kernel on a Hopper GPU, and "xla" anywhere else.
         "pallas-interpret" runs the kernel's own body under Pallas' GPU interpreter, on the CPU.
 
-    Values are looked at outside jit, which waits for them. Inside jit rows that would lie behind
-    the workspace, or hold a token before the first, are left as they are, a position behind the
-    table's last column reads that column, and a page number outside the cache acts as the
-    nearest one.
+    Values are looked at outside jit, which waits for them. Inside jit rows that would lie outside
+    the workspace, on either side, aren't written, and ones that would hold a token before the
+    first are left as they are; a position behind the table's last column reads that column, and a
+    page number outside the cache acts as the nearest one.
 
     Raises:
       ValueError: an argument of the wrong type, dtype or shape; lengths that are negative,

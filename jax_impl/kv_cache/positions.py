@@ -3,7 +3,7 @@
     position = seq_len - gather_len + (row - offset),   0 <= row - offset < gather_len
 
 What can't be right is never a reason to touch a row: lengths are looked at outside jit, and
-inside it a row behind the workspace, or one for a token before the first, isn't there.
+inside it a row outside the workspace, or one for a token before the first, isn't there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ class GatheredRows(NamedTuple):
 
     @property
     def first(self) -> Any:
+        """Row of the workspace that holds the first gathered token for which there is a row."""
         return jnp.clip(self.offset, 0, self.num_rows)
 
     @property
     def count(self) -> Any:
         """Rows from the first on that there are in the workspace."""
-        return jnp.clip(self.gather_len, 0, self.num_rows - self.first)
+        behind = jnp.maximum(self.gather_len, 0) + jnp.minimum(self.offset, 0)
+        return jnp.clip(behind, 0, self.num_rows - self.first)
 
     def position(self, row: Any) -> Any:
-        return self.seq_len - self.gather_len + (row - self.first)
+        return self.seq_len - self.gather_len + (row - self.offset)
 
     def has(self, row: Any) -> Any:
         """Whether a row of the workspace is to be written."""

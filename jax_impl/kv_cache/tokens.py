@@ -206,6 +206,10 @@ def _with_field(
 
 
 def _check_slots(slots: Any, name: str, axes: str | None = None) -> tuple[int, ...]:
+    if isinstance(slots, np.generic):
+        raise ValueError(
+            f"{name} must be an array; got a NumPy scalar, {slots!r}, of which np.asarray makes one"
+        )
     if axes is None:
         axes = "[" + ", ".join(["rest"] * getattr(slots, "ndim", 1)) + "]"
     return shape_of(slots, name, axes, ("int32",))

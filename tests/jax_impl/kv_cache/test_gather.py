@@ -148,14 +148,19 @@ def test_inside_jit_what_is_out_of_range_is_read_as_documented(backend):
     assert same_bits(got, expected)
 
 
-@pytest.mark.parametrize("offset", [-2, 21, 2**31 - 1])
-def test_inside_jit_an_offset_outside_acts_as_the_nearest(backend, offset):
+@pytest.mark.parametrize("offset", [-1, -2, -5, -(2**31), 18, 21, 2**31 - 1])
+def test_inside_jit_rows_outside_the_workspace_are_left_out(backend, offset):
+    """Row offset + i holds position i, wherever the workspace begins and ends."""
     paged = random_cache("v4-fp8", 3, 4)
     workspace = poison(1, 20, 512)
     traced = jax.jit(lambda at: gather_kv(
         paged, int32([[0, 1, 2]]), int32([5]), workspace, offset=at, backend=backend
     ))  # fmt: skip
-    expected = gathered_bits(paged, [[0, 1, 2]], [5], workspace) if offset < 0 else workspace
+    tokens = gathered_bits(paged, [[0, 1, 2]], [5], poison(1, 5, 512))[0]
+    expected = bits(workspace).copy()
+    for i, token in enumerate(tokens):
+        if 0 <= offset + i < 20:
+            expected[0, offset + i] = token
     assert same_bits(traced(offset), expected)
 
 

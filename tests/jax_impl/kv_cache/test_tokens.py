@@ -161,6 +161,13 @@ def test_a_64_bit_slot_is_refused_and_not_wrapped():
         read_kv(PAGED, np.array([2**31 + 5]))
 
 
+@pytest.mark.parametrize("read", [read_kv, read_scales])
+def test_a_scalar_that_is_no_array_is_said_to_be_none(read):
+    with pytest.raises(ValueError, match=r"slots must be an array; got a NumPy scalar, .*3"):
+        read(PAGED, np.int32(3))
+    assert read(PAGED, np.asarray(np.int32(0))).ndim == 1
+
+
 def test_a_format_without_scales_has_none_to_read():
     with pytest.raises(ValueError, match="paged must be in a format with scales; bf16 has none"):
         read_scales(empty_cache("bf16", num_pages=1, page_size=1), int32([0]))
