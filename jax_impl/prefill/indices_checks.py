@@ -40,8 +40,27 @@ def count(value: Any, name: str, *, least: int = 0) -> int:
     return exact
 
 
+def true_or_false(value: Any, name: str) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False; got {value!r}")
+
+
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def list_width(multiple: int, **parts: int) -> int:
+    """Columns of a list: the sum of the parts, named as arguments are, up to a multiple."""
+    width = round_up(sum(parts.values()), multiple)
+    if width > INT32_MAX:
+        *others, last = parts
+        names = f"{', '.join(others)} and {last}" if others else last
+        values = " + ".join(str(part) for part in parts.values())
+        raise ValueError(
+            f"{names} must make lists of at most {INT32_MAX // multiple * multiple} columns, a "
+            f"multiple of {multiple} that an int32 holds; got {values}"
+        )
+    return width
 
 
 def int32_shape(value: Any, name: str, axes: str) -> tuple[int, ...]:
@@ -99,6 +118,7 @@ def tokens_in(query_start_loc: Any, num_tokens: Any, *arrays: tuple[Any, str]) -
 
 def known(validate: bool, *arrays: Any) -> bool:
     """Whether the values may and can be looked at."""
+    true_or_false(validate, "validate")
     return validate and not is_traced(*arrays)
 
 
@@ -166,9 +186,18 @@ def host_tokens(query_start_loc: Any, seq_lens: Any) -> HostTokens:
 
 
 def check_spans(
-    query_start_loc: Any, seq_lens: Any, spans: Any, span_offsets: Any, max_image_tokens: int
+    query_start_loc: Any,
+    seq_lens: Any,
+    spans: Any,
+    span_offsets: Any,
+    max_image_tokens: int,
+    *,
+    name: str = "spans",
 ) -> None:
-    """Every span not empty, at most max_image_tokens long, within this step's tokens."""
+    """Every span not empty, at most max_image_tokens long, within this step's tokens.
+
+    name: the argument that the spans came in.
+    """
     check_offsets(span_offsets, "span_offsets")
     bounds, pairs = np.asarray(span_offsets, np.int64), np.asarray(spans, np.int64)
     if bounds[0] != 0 or bounds[-1] != len(pairs):
@@ -180,13 +209,18 @@ def check_spans(
     prefixes = contexts - np.diff(np.asarray(query_start_loc, np.int64))
     owners = np.repeat(np.arange(len(contexts)), np.diff(bounds))
     for request, (first, last) in zip(owners, pairs, strict=True):
-        span = f"spans: the image at positions {first} to {last} of request {request}"
+        span = f"{name}: the image at positions {first} to {last} of request {request}"
         if first > last:
             raise ValueError(f"{span} is empty; accepted: first <= last, both inclusive")
         if last - first + 1 > max_image_tokens:
             raise ValueError(
                 f"{span} is longer than max_image_tokens, {max_image_tokens}: the lists have no "
                 "room for it"
+            )
+        if prefixes[request] == contexts[request]:
+            raise ValueError(
+                f"{span} is not among this step's tokens, of which the request has none: accepted "
+                "are images that are prefilled in one step"
             )
         if first < prefixes[request] or last >= contexts[request]:
             raise ValueError(

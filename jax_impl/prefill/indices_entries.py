@@ -149,6 +149,11 @@ def c128_topk_indices(
     """
     num_requests = checks.batch_of(query_start_loc, seq_lens)
     width = c128_width(max_seq_len, max_model_len, compress_ratio)
+    if width > checks.INT32_MAX:
+        raise ValueError(
+            "max_seq_len // compress_ratio must make lists of at most 2^31 - 1 columns, which an "
+            f"int32 numbers; got {max_seq_len} // {compress_ratio}, which makes {width}"
+        )
     num_tokens = checks.tokens_in(query_start_loc, num_tokens)
     if checks.known(validate, query_start_loc, seq_lens):
         checks.check_batch(query_start_loc, seq_lens, num_tokens)

@@ -14,8 +14,13 @@ WIDTH_MULTIPLE = 128
 
 
 def combined_width(topk: int, window: int, max_image_tokens: int = 0) -> int:
-    """Columns of a combined list: topk + window + max_image_tokens, up to a multiple of 128."""
-    return checks.round_up(topk + window + max_image_tokens, WIDTH_MULTIPLE)
+    """Columns of a combined list: topk + window + max_image_tokens, up to a multiple of 128.
+
+    ValueError where that passes an int32.
+    """
+    return checks.list_width(
+        WIDTH_MULTIPLE, topk=topk, window=window, max_image_tokens=max_image_tokens
+    )
 
 
 class Layout(NamedTuple):

@@ -168,15 +168,26 @@ def window_rows(
 def image_spans_csr(
     image_spans: Sequence[Sequence[tuple[int, int]]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Spans listed by request as the arrays that `image_visibility` takes: spans, span_offsets."""
+    """Spans listed by request as the arrays that `image_visibility` takes: spans, span_offsets.
+
+    ValueError: an entry that is not a tuple (list, array) of (first, last) pairs of positions.
+    """
+    for request, spans in enumerate(image_spans):
+        if not _has_axis(spans) or not all(_has_axis(span) and len(span) == 2 for span in spans):
+            raise ValueError(
+                "image_spans must hold a tuple of (first, last) positions for each request, as in "
+                f"((0, 5), (8, 9)), or () without images; got {spans!r} for request {request}"
+            )
     offsets = np.cumsum([0, *(len(spans) for spans in image_spans)])
     flat = [span for spans in image_spans for span in spans]
     for index, span in enumerate(flat):
-        if len(span) != 2:
-            raise ValueError(f"image_spans must hold (first, last) positions; got {span!r}")
         for position in span:
             checks.count(position, f"image_spans, span {index},")
     return np.asarray(flat, np.int32).reshape(-1, 2), offsets.astype(np.int32)
+
+
+def _has_axis(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) >= 1
 
 
 def image_visibility(

@@ -161,7 +161,7 @@ def dspark_indices(
     )
     window = checks.count(window, "window", least=1)
     drafted = checks.count(num_speculative_tokens, "num_speculative_tokens")
-    width = checks.round_up(window + drafted, DRAFT_WIDTH_MULTIPLE)
+    width = checks.list_width(DRAFT_WIDTH_MULTIPLE, window=window, num_speculative_tokens=drafted)
     if checks.known(validate, query_start_loc, seq_lens, block_table, slot_mapping):
         checks.check_batch(query_start_loc, seq_lens, num_tokens)
         tokens = checks.host_tokens(query_start_loc, seq_lens)

@@ -21,7 +21,8 @@ from jax_impl import backends
 from jax_impl.arrays import is_traced
 from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill.arguments import D_V
-from jax_impl.prefill.pipeline_arguments import Arguments, check
+from jax_impl.prefill.indices_checks import true_or_false
+from jax_impl.prefill.pipeline_arguments import Arguments, check, check_fused
 from jax_impl.prefill.pipeline_chunk import ChunkArrays, attend_chunk, attend_pages, put
 from jax_impl.prefill.pipeline_plan import check_area, check_plan
 from jax_impl.prefill.pipeline_result import ChunkStage, V4PrefillResult
@@ -94,8 +95,9 @@ def v4_prefill(
         (`jax_impl.planning.max_workspace_area`).
       plan: chunks to run instead of the planner's own: any plan that keeps P1, P2 and P6.
       fused: attends to the pages where they are (`jax_impl.sparse_prefill_paged`): no gather, no
-        workspace, the same keys in the same order, and so the same bits. Both caches have to be
-        "v4-fp8". All requests go through one launch, unless a plan is given, which is followed.
+        workspace, the same keys in the same order, and so the same bits wherever block tables name
+        pages of their caches. Both caches have to be "v4-fp8". All requests go through one launch,
+        unless a plan is given, which is followed.
       backend: "auto", "xla", "pallas" or "pallas-interpret", of all stages.
       keep_stages: keeps each chunk's workspace and lists, at the cost of their memory.
       validate: looks at values outside jit, which waits for them.
@@ -111,11 +113,13 @@ def v4_prefill(
     and of the results; fused, the lists alone. On "xla" attention also gathers the keys of some
     tokens at once, at most 128 MiB of bfloat16 and its copies.
 
-    Inside jit: query_start_loc and image_spans have to be known, and seq_lens_bound given. Values
-    that can't be looked at then lead to no other request's rows: what is not a key of the token's
-    own request is left out; and XLA may run chunks side by side, with the memory of all of them.
-    Each shape of a chunk is compiled once: its requests, N, M, tokens and table columns; so is each
-    sm_scale.
+    Inside jit: query_start_loc and image_spans have to be known, and seq_lens_bound given. Lengths
+    and entries that can't be looked at then lead to no other request's rows: what is not a key of
+    the token's own request is left out. A block table has to name pages of its cache wherever a
+    request's tokens are: what it names is read, and where it names no page of the cache the two
+    forms differ: fused leaves the key out, while the gather reads the nearest page. XLA may run
+    chunks side by side, with the memory of all of them. Each shape of a chunk is compiled once: its
+    requests, N, M, tokens and table columns; so is each sm_scale.
 
     Raises:
       ValueError: an argument of the wrong type, dtype or shape, or arguments that don't fit
@@ -126,9 +130,8 @@ def v4_prefill(
       NotImplementedError: more than 128 heads, another width, fused with another format, or a
         backend that this machine can't run.
     """
-    for value, name in ((fused, "fused"), (keep_stages, "keep_stages")):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False; got {value!r}")
+    for value, name in ((fused, "fused"), (keep_stages, "keep_stages"), (validate, "validate")):
+        true_or_false(value, name)
     if fused and keep_stages:
         raise ValueError("keep_stages must be False with fused, which has no stages; got True")
     backend = backends.resolve(backend)
@@ -141,6 +144,8 @@ def v4_prefill(
         max_num_batched_tokens=max_num_batched_tokens, chunk_size=chunk_size, backend=backend,
         validate=validate,
     )  # fmt: skip
+    if fused:
+        check_fused(swa, compressed)
     chunks = None
     if plan is not None:
         chunks = check_plan(plan, arguments.request)

@@ -11,7 +11,9 @@ from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill import indices_checks as checks
 from jax_impl.prefill.arguments import D_V, MAX_HEADS
 from jax_impl.prefill.indices_entries import c128_width
+from jax_impl.prefill.indices_layout import WIDTH_MULTIPLE
 from jax_impl.prefill.indices_tokens import image_spans_csr
+from jax_impl.prefill.paged import FORMAT
 from jax_impl.prefill.pipeline_chunk import ChunkArrays, Settings
 from jax_impl.prefill.pipeline_plan import PlanRequest
 
@@ -97,8 +99,11 @@ def check(
     width = 0
     if compressed is not None and topk_indices is None:
         width = c128_width(max(bounds, default=0), max_model_len, compress_ratio)
+    _check_list_width(topk_indices, width, window, max_image_tokens)
     if checks.known(validate, seq_lens):
-        checks.check_spans(query_start_loc, seq_lens, spans, span_offsets, max_image_tokens)
+        checks.check_spans(
+            query_start_loc, seq_lens, spans, span_offsets, max_image_tokens, name="image_spans"
+        )
         if topk_indices is not None and not is_traced(topk_indices):
             tokens = checks.host_tokens(query_start_loc, seq_lens)
             limits = np.full(num_requests, checks.INT32_MAX)
@@ -135,6 +140,18 @@ def check(
         request=request,
         shared=any(map(shares_memory, given.values())),
     )
+
+
+def _check_list_width(
+    topk_indices: Any, all_entries: int, window: int, max_image_tokens: int
+) -> None:
+    topk = {}
+    if topk_indices is not None:
+        topk = {"topk_indices": int(topk_indices.shape[1])}
+    elif all_entries:
+        topk = {"topk_indices (None: as many as the longest context has entries)": all_entries}
+    rest = {"window": window, "max_image_tokens": max_image_tokens}
+    checks.list_width(WIDTH_MULTIPLE, **topk, **rest)
 
 
 def _check_q(q: Any) -> tuple[int, int]:
@@ -182,6 +199,24 @@ def _check_compressed(
         raise ValueError("compressed_block_table must be given with a compressed cache; got None")
     elif not compress_ratio:
         raise ValueError("compress_ratio must be at least 1 with a compressed cache; got 0")
+
+
+def check_fused(swa: PagedKV, compressed: PagedKV | None) -> None:
+    """What attending to the pages themselves asks of the caches, by their names here."""
+    slots = 0
+    for cache, name in ((swa, "swa"), (compressed, "compressed")):
+        if cache is None:
+            continue
+        if cache.kv_format != FORMAT.name:
+            raise NotImplementedError(
+                f"{name} must be {FORMAT.name} with fused; got {cache.kv_format}"
+            )
+        slots += cache.num_slots
+    if slots > checks.INT32_MAX:
+        raise ValueError(
+            "swa and compressed must have at most 2^31 - 1 slots together with fused, which "
+            f"numbers them in one int32; got {slots}"
+        )
 
 
 def _host_offsets(query_start_loc: Any, num_tokens: int) -> np.ndarray:

@@ -5,6 +5,8 @@ P1 to P7 are those of docs/planning-rules.md.
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -66,6 +68,7 @@ def check_plan(plan: Any, request: PlanRequest) -> tuple[PrefillChunk, ...]:
         raise ValueError(
             f"plan must be a sequence of jax_impl.planning.PrefillChunk, or None; got {plan!r}"
         )
+    plan = [_of_whole_numbers(chunk, number) for number, chunk in enumerate(plan)]
     queries = request.query_lens
     offsets = (0, *accumulate(queries))
     compressed = compressed_lens(
@@ -103,6 +106,21 @@ def check_plan(plan: Any, request: PlanRequest) -> tuple[PrefillChunk, ...]:
     for missed in range(behind, len(queries)):
         _refuse_uncovered(missed, queries)
     return tuple(plan)
+
+
+def _of_whole_numbers(chunk: PrefillChunk, number: int) -> PrefillChunk:
+    fields = dataclasses.asdict(chunk)
+    for name, value in fields.items():
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            fields[name] = operator.index(value)
+        except TypeError:
+            raise ValueError(
+                f"plan must have whole numbers in its chunks; got {value!r} as {name} of chunk "
+                f"{number}, {chunk}"
+            ) from None
+    return PrefillChunk(**fields)
 
 
 def check_area(plan: tuple[PrefillChunk, ...], request: PlanRequest) -> None:

@@ -158,6 +158,14 @@ def test_a_prompt_in_chunks_lists_what_it_lists_whole():
     assert whole[300 - 1] == list(range(172, 300))
 
 
+def test_a_width_past_an_int32_is_refused_by_its_parts():
+    assert indices.combined_width(0, 2**31 - 128, 0) == 2**31 - 128
+    with pytest.raises(
+        ValueError, match=r"^topk, window and max_image_tokens .*got 1 \+ 2147483520"
+    ):
+        indices.combined_width(1, 2**31 - 128)
+
+
 @pytest.mark.parametrize(
     ("topk", "window", "max_image", "width"),
     [(0, 128, 0, 128), (128, 128, 0, 256), (512, 128, 0, 640), (4, 8, 0, 128), (1, 128, 0, 256),

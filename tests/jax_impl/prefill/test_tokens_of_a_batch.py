@@ -141,7 +141,10 @@ def test_lists_of_images_that_do_not_fit_the_batch_are_refused(arrays, message):
 
 @pytest.mark.parametrize(
     ("image_spans", "message"),
-    [([[(1, 2, 3)]], r"\(first, last\) positions; got \(1, 2, 3\)"),
+    [([[(1, 2, 3)]], r"\(first, last\) positions .*got \[\(1, 2, 3\)\] for request 0"),
+     ([(1, 2)], r"got \(1, 2\) for request 0"),
+     ([[], [], 7], "got 7 for request 2"),
+     ([[5]], r"got \[5\] for request 0"),
      ([[(-1, 2)]], "span 0, must be an integer from 0.*got -1"),
      ([[(0, 2.0)]], "span 0, must be an integer.*got 2.0")],
 )  # fmt: skip

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jax_impl import v4_prefill
-from jax_impl.kv_cache import empty_cache
+from jax_impl.kv_cache import PagedKV, empty_cache
+from jax_impl.prefill.pipeline_arguments import check_fused
 from tests.jax_impl.prefill.index_lists import i32
 from tests.jax_impl.prefill.problems import bf16
 from tests.jax_impl.prefill.v4_batches import Problem, problem
@@ -76,12 +77,25 @@ REFUSED = [
      r"positions 3 to 6 of request 1 is not wholly among"),
     (lambda: {"image_spans": ((), ((3, 5),)), "max_image_tokens": 2},
      r"positions 3 to 5 of request 1 is longer than max_image_tokens, 2"),
+    (lambda: {"image_spans": ((), (4, 5)), "max_image_tokens": 2},
+     r"image_spans must hold a tuple of \(first, last\) positions .*got \(4, 5\) for request 1"),
+    (lambda: {"image_spans": ((), 4)}, r"image_spans must hold a tuple.*got 4 for request 1"),
+    (lambda: {"image_spans": ((), ((3, 5),)), "max_image_tokens": 2},
+     r"^image_spans: the image at positions 3 to 5"),
+    (lambda: {"window": 2**31 - 1},
+     r"^topk_indices, window and max_image_tokens must make lists of at most 2147483520 columns"
+     r".*got 4 \+ 2147483647 \+ 0"),
+    (lambda: {"max_image_tokens": 2**31 - 1},
+     r"^topk_indices, window and max_image_tokens.*got 4 \+ 8 \+ 2147483647"),
+    (lambda: {"topk_indices": None, "max_image_tokens": 2**31 - 1},
+     r"^topk_indices \(None: .*got 128 \+ 8 \+ 2147483647"),
     (lambda: {"max_model_len": 0}, r"max_model_len must be an integer from 1"),
     (lambda: {"max_num_batched_tokens": None}, r"max_num_batched_tokens must be an integer"),
     (lambda: {"chunk_size": 0}, r"chunk_size must be an integer from 1"),
     (lambda: {"sm_scale": np.inf}, r"sm_scale must be finite"),
     (lambda: {"fused": 1}, r"fused must be True or False; got 1"),
     (lambda: {"keep_stages": None}, r"keep_stages must be True or False; got None"),
+    (lambda: {"validate": 1}, r"validate must be True or False; got 1"),
     (lambda: {"fused": True, "keep_stages": True}, r"keep_stages must be False with fused"),
     (lambda: {"backend": "cuda"}, r"backend must be one of"),
 ]  # fmt: skip
@@ -98,12 +112,37 @@ def test_what_cannot_be_served_is_refused_by_name(arguments, message):
     [
         ({"q": bf16(np.zeros((5, 2, 576)))}, r"q must have a width of 512.*got 576"),
         ({"q": bf16(np.zeros((5, 129, 512)))}, r"q must have 1 to 128 heads; got 129"),
-        ({"fused": True, "attn_sink": None}, r"v4-fp8; got bf16"),
+        ({"fused": True, "attn_sink": None}, r"^swa must be v4-fp8 with fused; got bf16"),
+        (
+            {"fused": True, "swa": empty_cache("v4-fp8", num_pages=16, page_size=16)},
+            r"^compressed must be v4-fp8 with fused; got bf16",
+        ),
     ],
 )
 def test_what_is_not_implemented_says_so(arguments, message):
     with pytest.raises(NotImplementedError, match=message):
         batch().run(**arguments)
+
+
+def test_an_image_of_a_request_without_tokens_is_refused_for_that():
+    waiting = problem([21, 9, 6], [2, 0, 3], topk=4)
+    with pytest.raises(ValueError, match=r"^image_spans: .*of request 1 .*the request has none"):
+        waiting.run(image_spans=((), ((8, 8),), ()), max_image_tokens=1)
+
+
+def test_fused_numbers_both_caches_in_one_int32(monkeypatch):
+    monkeypatch.setattr(PagedKV, "num_slots", 2**30)
+    caches = [empty_cache("v4-fp8", num_pages=1, page_size=16)] * 2
+    with pytest.raises(ValueError, match=r"^swa and compressed .*got 2147483648"):
+        check_fused(*caches)
+    check_fused(caches[0], None)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_widest_window_that_a_list_can_hold_is_not_refused(fused):
+    """The limit is on the list, and nothing is as wide as that where nothing is run."""
+    nobody = problem([21], [0], topk=4, window=2**31 - 256, kv_format="v4-fp8")
+    assert nobody.run(fused=fused).out.shape == (0, 2, 512)
 
 
 def test_columns_without_gathered_rows_may_hold_anything():

@@ -91,7 +91,7 @@ def test_the_kernels_give_the_same_bits_under_every_plan_and_fused(kv_format):
         assert_same(batch.run(backend, fused=True), whole)
 
 
-def replaced(number: int, **changes: int) -> list[PrefillChunk]:
+def replaced(number: int, **changes: Any) -> list[PrefillChunk]:
     plan = chunks(mixed().batch, [(1, 3), (4, 5)])
     plan[number] = dataclasses.replace(plan[number], **changes)
     return plan
@@ -115,7 +115,19 @@ ILLEGAL = [
     (replaced(1, workspace_rows=961), r"max_model_len.*request 4 alone takes 961.*960"),
     ([(1, 5, 75, 91)], r"plan must be a sequence of jax_impl.planning.PrefillChunk"),
     (3, r"plan must be a sequence .*; got 3"),
+    (replaced(0, compressed_rows=75.0), r"plan must have .*got 75.0 as compressed_rows of chunk 0"),
+    (replaced(1, workspace_rows="91"), r"plan must have whole numbers.*got '91' as workspace_rows"),
+    (replaced(1, query_end=None), r"plan must have whole numbers.*got None as query_end"),
+    (replaced(0, start=True), r"plan must have whole numbers.*got True as start of chunk 0"),
 ]
+
+
+def test_a_plan_of_numpy_integers_is_one_of_integers():
+    plan = chunks(mixed().batch, [(1, 5)])
+    fields = dataclasses.asdict(plan[0])
+    result = mixed().run(plan=[PrefillChunk(**{k: np.int64(v) for k, v in fields.items()})])
+    assert result.plan == tuple(plan)
+    assert all(type(value) is int for value in dataclasses.asdict(result.plan[0]).values())
 
 
 @pytest.mark.parametrize(("plan", "message"), ILLEGAL)
