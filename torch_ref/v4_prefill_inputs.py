@@ -12,7 +12,7 @@ from torch_ref.arguments import finite_scale, require_device, require_tensor, sh
 from torch_ref.indices import TokenBatch, image_visibility, token_batch, visible_entries
 from torch_ref.indices.checks import table, whole
 from torch_ref.indices.visibility import ImageSpans
-from torch_ref.indices.workspace import listed_entries
+from torch_ref.indices.workspace import combined_width, listed_entries
 from torch_ref.kv_cache import PagedKV
 from torch_ref.prefill_inputs import MAX_HEADS, VALUE_WIDTH
 
@@ -93,7 +93,8 @@ def check_v4_inputs(
     [n, columns]; seq_lens int32 [n]; topk_indices int32 [T, topk] whose first min((pos + 1) //
     compress_ratio, topk) entries of a row are ones that its token sees; attn_sink fp32 [H];
     image_spans as in image_visibility. The four arguments of the compressed cache come together,
-    and with a ratio above 1 they must. Pages that a token needs are checked when they are read.
+    and with a ratio above 1 they must. Lists of topk, window and max_image_tokens together have to
+    be of a width that int32 holds. Pages that a token needs are checked when they are read.
     """
     require_tensor("q", q, torch.bfloat16)
     if q.ndim != 3 or q.shape[2] != VALUE_WIDTH:
@@ -129,6 +130,7 @@ def check_v4_inputs(
             batch.position, compress_ratio=compress_ratio, topk=topk_indices.shape[1]
         )
         listed_entries(topk_indices, batch, entries, ratio=compress_ratio)
+    combined_width(0 if topk_indices is None else topk_indices.shape[1], window, max_image_tokens)
     if attn_sink is not None:
         require_tensor("attn_sink", attn_sink, torch.float32)
         if attn_sink.shape != (H,):

@@ -13,7 +13,7 @@ rules plan, is attended with 0 tokens as the engine does: FlashMLA fails on it, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, SupportsIndex
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from torch_ref.arguments import shape_of
 from torch_ref.indices import combine_topk_swa_indices
+from torch_ref.indices.checks import whole
 from torch_ref.indices.visibility import ImageSpans
 from torch_ref.kv_cache import gather_kv
 from torch_ref.planning import (
@@ -157,6 +158,7 @@ def v4_prefill(
     bounds = _bounds(seq_lens_bound, inputs)
     if plan is None:
         plan = plan_prefill_chunks(bounds, inputs.batch.query_lens, rules=rules, **limits)
+    plan = chunks_of(plan)
     check_plan(plan, inputs, area=workspace_area_limit(**limits))
     return run_plan(inputs, plan, attend=attend, keep_stages=keep_stages)
 
@@ -228,6 +230,21 @@ def prepare_chunk(inputs: V4Inputs, chunk: PrefillChunk) -> ChunkStage:
         max_image_tokens=inputs.max_image_tokens,
     )
     return ChunkStage(workspace, indices, counts)
+
+
+def chunks_of(plan: Sequence[PrefillChunk]) -> tuple[PrefillChunk, ...]:
+    """A plan that was handed in, its numbers as ints; ValueError where one isn't whole."""
+    if not isinstance(plan, Sequence) or not all(isinstance(c, PrefillChunk) for c in plan):
+        raise ValueError(f"plan: {plan!r}; accepted is a sequence of PrefillChunk")
+    return tuple(
+        PrefillChunk(
+            **{
+                field.name: whole(f"plan: {field.name} of chunk {k}", getattr(chunk, field.name), 0)
+                for field in fields(chunk)
+            }
+        )
+        for k, chunk in enumerate(plan)
+    )
 
 
 def check_plan(plan: Sequence[PrefillChunk], inputs: V4Inputs, *, area: int) -> None:

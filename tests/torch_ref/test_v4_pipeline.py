@@ -240,6 +240,8 @@ def test_a_request_larger_than_the_workspace_is_said():
         ([(0, 4, 4, 16, 0, 6)], "plan: chunk 0 has 4 compressed and 12 other rows for each"),
         ([(0, 2, 5, 13, 0, 5), (3, 4, 1, 8, 5, 6)], "plan: chunk 0 has 5 compressed and 8 other"),
         ([(0, 4, 5, 14, 0, 6)], "plan: chunk 0 has 5 compressed and 9 other rows for each"),
+        ([(0, 4, 7.0, 16, 0, 6)], "plan: compressed_rows of chunk 0: 7.0; accepted are whole num"),
+        ([(0, 4, 7, 16, False, 6)], "plan: query_start of chunk 0: False; accepted are 0 and more"),
         ([(0, 4, 90, 99, 0, 6)], "plan: chunk 0 of requests [0, 4) takes 396 workspace rows; the"),
     ],
 )
@@ -250,6 +252,19 @@ def test_plans_that_cannot_be_run_are_refused(chunks, message):
     with pytest.raises(ValueError) as error:
         v4_prefill(**problem.everything, plan=plan)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("plan", [7, [(0, 1, 5, 14, 0, 2)]])
+def test_a_plan_that_is_none_is_refused(plan):
+    with pytest.raises(ValueError, match=r"^plan: .*; accepted is a sequence of PrefillChunk"):
+        v4_prefill(**v4_problem([21], [2]).everything, plan=plan)
+
+
+@pytest.mark.parametrize("name", ["window", "max_image_tokens"])
+def test_a_list_wider_than_int32_is_refused_before_anything_is_planned(name):
+    problem = v4_problem([21], [2]).but(**{name: 2**31 - 1})
+    with pytest.raises(ValueError, match=rf"^{name}: lists would be .* accepted are 2147483520"):
+        v4_prefill(**problem.everything)
 
 
 def test_the_workspace_may_be_filled_to_its_last_row():

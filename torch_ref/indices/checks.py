@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_ref.arguments import require_tensor, shape_of
+from torch_ref.kv_cache.paging import MAX_INT32
 
 
 def whole(name: str, value: object, least: int) -> int:
@@ -51,6 +52,19 @@ def one_device(**tensors: Tensor | None) -> None:
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def list_width(multiple: int, **parts: int) -> int:
+    """Columns of a list that has room for all parts, which are named as arguments are."""
+    width = round_up(sum(parts.values()), multiple)
+    most = MAX_INT32 // multiple * multiple
+    if width > most:
+        values = ", ".join(f"{name} = {value}" for name, value in parts.items())
+        raise ValueError(
+            f"{max(parts, key=lambda name: parts[name])}: lists would be {width} columns wide, of "
+            f"{values}; accepted are {most} columns, which int32 numbers"
+        )
+    return width
 
 
 def first_true(where: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_ref.arguments import require_tensor, shape_of
 from torch_ref.indices.batch import TokenBatch, token_batch
-from torch_ref.indices.checks import first_true, one_device, round_up, table, whole
+from torch_ref.indices.checks import first_true, list_width, one_device, table, whole
 from torch_ref.indices.visibility import check_visibility, window_positions
 from torch_ref.kv_cache.paging import position_slots
 
@@ -49,7 +49,7 @@ def paged_swa_indices(
     one_device(query_start_loc=query_start_loc, image_left=image_left, image_right=image_right)
     if width is None:
         more = whole("max_image_tokens", max_image_tokens, 0)
-        width = round_up(window + more, WIDTH_MULTIPLE)
+        width = list_width(WIDTH_MULTIPLE, window=window, max_image_tokens=more)
     start, end = window_positions(
         batch.position, window=window, image_left=image_left, image_right=image_right
     )
@@ -91,7 +91,8 @@ def dspark_indices(
     """
     batch = token_batch(query_start_loc, seq_lens)
     page_size, window = whole("page_size", page_size, 1), whole("window", window, 1)
-    width = round_up(window + whole("num_spec", num_spec, 0), WIDTH_MULTIPLE)
+    drafted = whole("num_spec", num_spec, 0)
+    width = list_width(WIDTH_MULTIPLE, window=window, num_spec=drafted)
     start = (batch.of_token(batch.prefixes) - window).clamp(min=0)
     end = batch.of_token(batch.seq_lens)
     return _slots(batch, start, end, block_table, page_size, width, slot_mapping)

@@ -69,6 +69,10 @@ def image_visibility(
     """
     batch = token_batch(query_start_loc, seq_lens)
     max_image_tokens = whole("max_image_tokens", max_image_tokens, 0)
+    if not isinstance(image_spans, (list, tuple)):
+        raise ValueError(
+            f"image_spans: {image_spans!r}; accepted is a list of the images of each request"
+        )
     if len(image_spans) != len(batch.seq_lens):
         raise ValueError(
             f"image_spans: {len(image_spans)} requests; query_start_loc has {len(batch.seq_lens)}"
@@ -76,7 +80,12 @@ def image_visibility(
     left, right = torch.zeros(2, batch.tokens, dtype=torch.int32, device=batch.position.device)
     for i, spans in enumerate(image_spans):
         prefix, length = batch.prefixes[i], batch.seq_lens[i]
-        for first, last in spans:
+        for first, last in _pairs(spans, i):
+            if prefix == length:
+                raise ValueError(
+                    f"image_spans: [{first}, {last}] of request {i}, which has no query tokens; "
+                    "accepted are spans within a request's query tokens"
+                )
             if not prefix <= first <= last < length:
                 raise ValueError(
                     f"image_spans: [{first}, {last}] of request {i}; accepted are spans within its "
@@ -93,6 +102,19 @@ def image_visibility(
             left[start : start + size] = steps
             right[start : start + size] = size - 1 - steps
     return left, right
+
+
+def _pairs(spans: object, request: int) -> list[tuple[int, int]]:
+    """A request's entry of image_spans, if it is a list of pairs."""
+    if isinstance(spans, (list, tuple)) and all(
+        isinstance(span, (list, tuple)) and len(span) == 2 for span in spans
+    ):
+        name = f"image_spans, request {request}"
+        return [(whole(name, first, 0), whole(name, last, 0)) for first, last in spans]
+    raise ValueError(
+        f"image_spans: {spans!r} for request {request}; accepted is a tuple of (first, last) pairs "
+        "of positions for each request, empty for one without images"
+    )
 
 
 def check_visibility(

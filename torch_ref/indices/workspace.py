@@ -7,12 +7,17 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from torch_ref.indices.batch import TokenBatch, token_batch
-from torch_ref.indices.checks import first_true, one_device, round_up, table, vector, whole
+from torch_ref.indices.checks import first_true, list_width, one_device, table, vector, whole
 from torch_ref.indices.visibility import check_visibility, visible_entries, window_positions
 from torch_ref.kv_cache.paging import MAX_INT32
 
 # What FlashMLA's widest sparse prefill kernel asks of a list's width.
 WIDTH_MULTIPLE = 128
+
+
+def combined_width(topk: int, window: int, max_image_tokens: int) -> int:
+    """C of combine_topk_swa_indices; ValueError where it passes int32."""
+    return list_width(WIDTH_MULTIPLE, topk=topk, window=window, max_image_tokens=max_image_tokens)
 
 
 def combine_topk_swa_indices(
@@ -52,6 +57,7 @@ def combine_topk_swa_indices(
     N = whole("compressed_rows", compressed_rows, 0)
     M = whole("workspace_rows", workspace_rows, N)
     max_image_tokens = whole("max_image_tokens", max_image_tokens, 0)
+    C = combined_width(topk, window, max_image_tokens)
     check_visibility(batch, image_left, image_right)
     one_device(
         query_start_loc=query_start_loc,
@@ -73,7 +79,6 @@ def combine_topk_swa_indices(
     first = batch.of_token(batch.seq_lens) - gathered  # T: the position in row M*b + N
     _check_gathered(batch, start, first, gathered, M - N)
     lengths = entries + end - start
-    C = round_up(topk + window + max_image_tokens, WIDTH_MULTIPLE)
     if bool((lengths > C).any()):
         (t,) = first_true(lengths > C)
         raise ValueError(

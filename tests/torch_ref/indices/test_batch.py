@@ -96,6 +96,15 @@ def test_tokens_of_an_image_see_all_of_it(spans):
         ([[(13, 12)], []], "image_spans: [13, 12] of request 0"),
         ([[], [(4, 4)]], "image_spans: [4, 4] of request 1"),
         ([[(10, 14)], []], "image_spans: [10, 14] of request 0 holds 5 tokens; accepted are max"),
+        (
+            [(10, 11), []],
+            "image_spans: (10, 11) for request 0; accepted is a tuple of (first, last)",
+        ),
+        ([[], 7], "image_spans: 7 for request 1; accepted is a tuple of (first, last) pairs"),
+        ([[(10, 11, 12)], []], "image_spans: [(10, 11, 12)] for request 0; accepted is a tuple"),
+        ([[(10, 11.5)], []], "image_spans, request 0: 11.5; accepted are whole numbers"),
+        ([[], [(8, 8)]], "image_spans: [8, 8] of request 1, which has no query tokens"),
+        (7, "image_spans: 7; accepted is a list of the images of each request"),
         ([[(10, 11)]], "image_spans: 1 requests; query_start_loc has 2"),
     ],
 )

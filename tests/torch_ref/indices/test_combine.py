@@ -206,6 +206,7 @@ def test_the_window_is_128_with_the_token_itself(position, first, count):
         ),
         ({"gather_lens": int32([7, 9])}, "gather_lens: 7 for request 0 of 6 tokens"),
         ({"workspace_rows": 13}, "gather_lens: 9 for request 1 of 21 tokens; accepted are at most"),
+        ({"window": 2**31 - 1}, "window: lists would be 2147483776 columns wide, of topk = 4, wi"),
         ({"workspace_rows": 4}, "workspace_rows: 4; accepted are 5 and more"),
         ({"workspace_rows": 1 << 30}, "workspace_rows: 1073741824 for each of 2 requests"),
         ({"gather_lens": int32([6])}, "gather_lens: shape [1]; accepted is [2]"),
