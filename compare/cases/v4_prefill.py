@@ -26,6 +26,9 @@ BLOCK = 256
 EXACT_TOKENS = 16
 """Query tokens of a request that data=exact has columns for; see cases/v4_exact.py."""
 
+MAX_SLOTS = 2**17
+"""Columns of a token's list at most: far above every model's, and its inputs still fit memory."""
+
 Image = tuple[int, int, int]
 """Request, first and last position."""
 
@@ -183,6 +186,12 @@ class V4PrefillCase(Case):
                     f"q={queries}; accepted are at most max_len={self.max_len} and "
                     f"max_tokens={self.max_tokens}, which the workspace is sized for"
                 )
+        if self.slots > MAX_SLOTS:
+            topk = "" if self.ratio == 1 else f"topk={self.topk}, "
+            raise CaseError(
+                f"v4-prefill: {topk}window={self.window} and max_image={self.max_image} make lists "
+                f"of {self.slots} columns; accepted are at most {MAX_SLOTS}"
+            )
         for image in self.images:
             self._check_image(image)
         if self.data == "exact":
@@ -194,6 +203,8 @@ class V4PrefillCase(Case):
         if request >= len(self.seq):
             raise CaseError(f"{named} is of request {request} of {len(self.seq)}")
         length = self.seq[request]
+        if not self.q[request]:
+            raise CaseError(f"{named} is of a request without tokens in this step (q=0)")
         if not length - self.q[request] <= first <= last < length:
             raise CaseError(
                 f"{named} isn't within this step's tokens, positions "

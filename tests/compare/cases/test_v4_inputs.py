@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.case import parse_case_of
+from compare.cases.case import CaseError, parse_case_of
 from compare.cases.make_v4 import v4_prefill_inputs
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.cases.v4_prefill import V4PrefillCase
@@ -19,6 +19,31 @@ def case_of(words: str) -> V4PrefillCase:
     case = parse_case_of(V4PrefillCase, words)
     assert isinstance(case, V4PrefillCase)
     return case
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "seq=9,q=1,window=2147483647",
+            "topk=64, window=2147483647 and max_image=0 make lists of 2147483776 columns; "
+            "accepted are at most 131072",
+        ),
+        ("seq=9,q=1,ratio=1,max_image=131072", ": window=128 and max_image=131072 make lists of"),
+        ("seq=9,q=1,topk=130945", "make lists of 131200 columns"),
+        ("seq=9+8,q=1+0,images=1:7-7,max_image=1", "image 1:7-7 is of a request without tokens"),
+        ("seq=9,q=2,images=0:6-8,max_image=3", "isn't within this step's tokens, positions 7 to 8"),
+        ("seq=9,q=2,images=0:7-8,max_image=1", "is longer than max_image=1"),
+    ],
+)
+def test_a_line_that_is_no_batch_is_refused(words: str, said: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        case_of(words)
+    assert str(caught.value).startswith("v4-prefill: ") and said in str(caught.value)
+
+
+def test_the_widest_lists_of_a_case_are_accepted() -> None:
+    assert case_of("seq=9,q=1,topk=130944").slots == 131072
 
 
 def inputs_of(words: str) -> V4PrefillInputs:
