@@ -252,3 +252,23 @@ def test_inside_jit_the_lists_are_the_same(seed):
         image_left=left, image_right=right,
     )  # fmt: skip
     assert_lists(got, workspace_rows(batch, m, n))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: indices.c128_topk_indices(
+            i32([0, 1]), i32([1]), max_seq_len=2**31 - 1, max_model_len=2**31 - 1,
+            compress_ratio=1,
+        ), r"^max_seq_len // compress_ratio .*got 2147483647 // 1, which makes 2147483648"),
+        (lambda: indices.dspark_indices(
+            i32([0, 1]), i32([1]), i32([[0]]), i32([0]), page_size=1,
+            num_speculative_tokens=1, window=2**31 - 1,
+        ), r"^window and num_speculative_tokens must make .*got 2147483647 \+ 1"),
+        (lambda: indices.token_to_request(i32([0, 1]), 1, validate=1),
+         r"^validate must be True or False; got 1"),
+    ],
+)  # fmt: skip
+def test_other_lists_past_an_int32_and_flags_that_are_none_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

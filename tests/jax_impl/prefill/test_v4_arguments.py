@@ -191,3 +191,24 @@ def test_values_are_not_looked_at_where_that_is_asked_for():
     same = np.asarray(holed.lse) == np.asarray(expected.lse)
     np.testing.assert_array_equal(same.all(axis=1), [True, True, True, False, True])
     assert np.isfinite(np.asarray(holed.out, np.float32)).all()
+
+
+def test_a_page_that_no_cache_has_is_the_nearest_one_when_gathered_and_left_out_when_fused():
+    """Where tables aren't looked at; nothing of it reaches another request."""
+    far = problem([21, 6], [2, 3], topk=4, page_size=8, kv_format="v4-fp8")
+
+    def lse(page: int, *, fused: bool) -> np.ndarray:
+        table = np.array(far.arguments["swa_block_table"])
+        table[0, 1] = page
+        result = far.run("xla", swa_block_table=table, fused=fused, validate=False)
+        return np.asarray(result.lse)
+
+    last = far.arguments["swa"].num_pages - 1
+    right = np.asarray(far.run("xla").lse)
+    for bad, nearest in ((-9, 0), (last + 1, last)):
+        gathered, fused = lse(bad, fused=False), lse(bad, fused=True)
+        np.testing.assert_array_equal(gathered, lse(nearest, fused=False))
+        np.testing.assert_array_equal(fused, lse(-1, fused=True))
+        assert np.isfinite(fused).all() and (fused[:2] < right[:2]).all()
+        np.testing.assert_array_equal(gathered[2:], right[2:])
+        np.testing.assert_array_equal(fused[2:], right[2:])
