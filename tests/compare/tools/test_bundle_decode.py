@@ -291,7 +291,10 @@ BF16 = ml_dtypes.bfloat16
             {"query_start_loc": np.array([0, 5, 7, 9, 9], np.int32)},
             r": query_start_loc is int32 \[5\], so B is 4, and 3 in block_table",
         ),
-        ({"query_start_loc": np.array([0, 5.5, 7, 9])}, ": query_start_loc: .*accepted: whole num"),
+        (
+            {"query_start_loc": np.array([0, 5.5, 7, 9])},
+            r": query_start_loc is float64 \[4\]; accepted is int32",
+        ),
         (
             {"out_rows": np.zeros((3, 1), np.int32)},
             r": out_rows is int32 \[3, 1\]; accepted is",
