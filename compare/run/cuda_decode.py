@@ -100,8 +100,8 @@ class FlashInferDecode(CudaDcpDecode):
     def refuses(self, case: DcpDecodeCase) -> str | None:
         if case.nan != "none":
             return (
-                f"nan={case.nan}: FlashInfer's kernels lose a NaN in their running maximum: out and "
-                "lse of its row may be numbers"
+                f"nan={case.nan}: FlashInfer's kernels lose a NaN in their running maximum: out "
+                "and lse of its row may be numbers"
             )
         return super().refuses(case)
 
