@@ -78,8 +78,8 @@ def test_the_right_body_gives_the_right_result_without_a_race():
 FAULTS = {
     "rows begin one too early": (
         positions,
-        "self.gather_len + (row - self.first)",
-        "self.gather_len + 1 + (row - self.first)",
+        "self.gather_len + (row - self.offset)",
+        "self.gather_len + 1 + (row - self.offset)",
     ),
     "the row behind the last one is written": (
         positions,
