@@ -44,9 +44,10 @@ from compare.tools.bench_measure import (
     revision,
 )
 from compare.tools.bench_timing import Contender, Method, interleaved
+from compare.tools.bench_v4_shape import FIVE, Shape
 from compare.tools.measurement import Measurement, MemoryRow, NotMeasured, TransferRow
 
-Programs = Mapping[tuple[str, sides.Shape], Future[Any]]
+Programs = Mapping[tuple[str, Shape], Future[Any]]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -106,7 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _with_shape(
     measurement: Measurement,
-    shape: sides.Shape,
+    shape: Shape,
     options: argparse.Namespace,
     device: str,
     programs: Programs,
@@ -142,7 +143,7 @@ def _with_shape(
 
 
 def _contenders(
-    shape: sides.Shape,
+    shape: Shape,
     data: sides.Data,
     given: sides.Gathered,
     options: argparse.Namespace,
@@ -172,7 +173,7 @@ def _reference_name(options: argparse.Namespace) -> str:
 
 
 def _transfer(
-    shape: sides.Shape,
+    shape: Shape,
     name: str,
     program: Future[Any],
     data: sides.Data,
@@ -208,7 +209,7 @@ def _oracle(data: sides.Data) -> Oracle:
 
 
 def _memory(
-    shapes: Sequence[sides.Shape],
+    shapes: Sequence[Shape],
     options: argparse.Namespace,
     device: str,
     say: Callable[[str], None],
@@ -252,10 +253,10 @@ def _reference_reason(name: str) -> str | None:
     return unsupported_reason()
 
 
-def _shapes(texts: Sequence[str]) -> tuple[sides.Shape, ...]:
-    shapes: list[sides.Shape] = []
+def _shapes(texts: Sequence[str]) -> tuple[Shape, ...]:
+    shapes: list[Shape] = []
     for text in texts or ["five"]:
-        shapes += sides.FIVE if text == "five" else [sides.Shape.parse(text)]
+        shapes += FIVE if text == "five" else [Shape.parse(text)]
     return tuple(dict.fromkeys(shapes))
 
 

@@ -24,12 +24,13 @@ import torch
 
 from compare.tools import bench_v4_sides as sides
 from compare.tools.bench_measure import wait
+from compare.tools.bench_v4_shape import Shape
 from compare.tools.measurement import MemoryRow
 
 SECONDS = 500
 
 
-def ask(shape: sides.Shape, backend: str, *, fused: bool, seed: int, device: str) -> MemoryRow:
+def ask(shape: Shape, backend: str, *, fused: bool, seed: int, device: str) -> MemoryRow:
     """Measured in a child process. Raises RuntimeError with the end of what a failed one said."""
     words = [
         sys.executable, "-m", "compare.tools.bench_v4_memory", "--device", device,
@@ -43,7 +44,7 @@ def ask(shape: sides.Shape, backend: str, *, fused: bool, seed: int, device: str
     return MemoryRow(**json.loads(child.stdout.splitlines()[-1]))
 
 
-def measured(shape: sides.Shape, backend: str, *, fused: bool, seed: int, device: str) -> MemoryRow:
+def measured(shape: Shape, backend: str, *, fused: bool, seed: int, device: str) -> MemoryRow:
     """In this process, whose first JAX program this has to be."""
     program = sides.compile_path(shape, backend, fused=fused)
     analysis = program.memory_analysis()
@@ -75,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m compare.tools.bench_v4_memory", description=__doc__
     )
-    parser.add_argument("--shape", required=True, type=sides.Shape.parse)
+    parser.add_argument("--shape", required=True, type=Shape.parse)
     parser.add_argument("--backend", required=True)
     parser.add_argument("--fused", action="store_true")
     parser.add_argument("--seed", type=int, default=0)

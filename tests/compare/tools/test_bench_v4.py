@@ -17,12 +17,13 @@ from compare.tools import bench_measure, bench_v4, bench_v4_memory
 from compare.tools import bench_v4_sides as sides
 from compare.tools.bench_measure import Output, Ready
 from compare.tools.bench_timing import Contender, Method, Timing
+from compare.tools.bench_v4_shape import FIVE, Shape
 from compare.tools.measurement import Measurement, MemoryRow, TransferRow
 from torch_ref.kv_cache import PagedKV, read_kv
 
 SHAPE, CASE = "2,6,40,4,4,3", "v4-prefill:n=2,q=6,seq=40,h=4,ratio=4,topk=3"
-TINY = sides.Shape.parse(SHAPE)
-WINDOW_ALONE = sides.Shape.parse("2,5,30,3,1,0")
+TINY = Shape.parse(SHAPE)
+WINDOW_ALONE = Shape.parse("2,5,30,3,1,0")
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +104,7 @@ def test_what_a_failed_process_said_last_is_told():
 def test_a_fused_form_with_other_bits_gets_no_time(tmp_path, monkeypatch):
     compiled = sides.COMPILERS[sides.FUSED]
 
-    def one_bit_off(shape: sides.Shape, backend: str):
+    def one_bit_off(shape: Shape, backend: str):
         program = compiled(shape, backend)
 
         def call(arrays):
@@ -122,7 +123,7 @@ def test_a_fused_form_with_other_bits_gets_no_time(tmp_path, monkeypatch):
 
 
 def test_a_wrong_path_gets_no_time(tmp_path, monkeypatch):
-    def narrow(shape: sides.Shape, backend: str):
+    def narrow(shape: Shape, backend: str):
         program = sides.compile_path(shape, backend, fused=False)
         return lambda arrays: program(
             arrays | {"topk_indices": arrays["topk_indices"].at[:, 0].set(0)}
@@ -136,7 +137,7 @@ def test_a_wrong_path_gets_no_time(tmp_path, monkeypatch):
 
 
 def test_a_gather_with_a_wrong_row_gets_no_time(tmp_path, monkeypatch):
-    def last_row_left_out(shape: sides.Shape, backend: str):
+    def last_row_left_out(shape: Shape, backend: str):
         program = sides.compile_gather(shape, backend)
         return lambda arrays: program(arrays).at[0, -1].set(0)
 
@@ -147,24 +148,24 @@ def test_a_gather_with_a_wrong_row_gets_no_time(tmp_path, monkeypatch):
     assert found["not_measured"][0]["reason"] == "ValueError: wrong: 1 of 100 rows have other bits"
 
 
-@pytest.mark.parametrize("shape", sides.FIVE)
+@pytest.mark.parametrize("shape", FIVE)
 def test_the_default_batches_are_one_chunk(shape):
     (chunk,) = shape.plan
     assert (chunk.end, chunk.compressed_rows) == (shape.requests, shape.entries)
     assert chunk.workspace_rows == shape.entries + shape.window_rows
-    assert sides.Shape.parse(",".join(map(str, dataclasses.astuple(shape)))) == shape
+    assert Shape.parse(",".join(map(str, dataclasses.astuple(shape)))) == shape
 
 
 def test_flop_counts_what_each_token_sees():
     # Positions 34 to 39 see 3 entries each and all positions before them.
     assert TINY.flop == 2 * sum(3 + p + 1 for p in range(34, 40)) * 4 * 2 * 1024
-    whole = sides.FIVE[0]
+    whole = FIVE[0]
     assert whole.flop == 4096 * 64 * 640 * 2 * 1024
 
 
 @pytest.mark.parametrize("ratio", [4, 128])
 def test_the_data_hold_no_nan_and_lists_name_what_is_seen(ratio):
-    shape = sides.Shape(2, 20, 300, 2, ratio, 5)
+    shape = Shape(2, 20, 300, 2, ratio, 5)
     data = sides.make_data(shape, 0, "cpu")
     arrays = data.arrays
     for cache, page in (("swa_cache", 64), ("compressed_cache", 256 // ratio)):
