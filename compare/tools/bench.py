@@ -9,117 +9,81 @@ reference doesn't run here.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import datetime
-import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 # Both frameworks share one GPU: neither may take all of its memory at the start.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-import torch
-
 from compare.tools import bench_sides as sides
-from compare.tools.bench_measure import (
-    ORACLE_TOKENS,
-    Oracle,
-    Progress,
-    Ready,
-    environment,
-    measure,
-    oracle_tokens,
-    out_file,
-    report_compilation,
-    revision,
-    without_repeats,
+from compare.tools.bench_command import (
+    Found,
+    Run,
+    Sides,
+    add_contenders,
+    add_device,
+    add_method,
+    contenders_of,
+    flash_mla_reason,
+    method_of,
+    parser_of,
+    run_bench,
+    shapes_of,
+    side_by_side,
 )
+from compare.tools.bench_measure import Oracle, Ready, oracle_tokens
 from compare.tools.bench_timing import Method
-from compare.tools.measurement import Measurement
 
 TORCH_SIDES: dict[str, Callable[[sides.Data], Ready]] = {
     "flash_mla": sides.ready_flash_mla,
     "torch": sides.ready_eager,
 }
-JAX_SIDES = ("pallas", "xla")
+
+Words = tuple[tuple[sides.Shape, ...], dict[str, sides.JaxFunction | None]]
+"""The shapes, and the contenders by name: a JAX function, or None for one of TORCH_SIDES."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
-    options = _parser().parse_args(words)
-    try:
-        shapes = _shapes(options.shapes)
-        functions = _functions(options)
-        method = Method(launches=options.launches, rounds=options.rounds)
-    except ValueError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    out = out_file(Path(options.out), "sparse-prefill")
-    say = Progress()
-    reason = _reference_reason(options.reference)
-    if reason is not None:
-        print(f"bench: {options.reference} doesn't run here: {reason}", file=sys.stderr)
-        return 3
-    measurement = Measurement(
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        revision=revision(),
-        environment=environment(),
-        method={
-            **dataclasses.asdict(method),
-            "clock": "host wall clock, slope between two batch sizes, contenders interleaved",
-            "data": sides.DATA,
-            "seed": options.seed,
-            "oracle_tokens": ORACLE_TOKENS,
-        },
+    return run_bench(
+        "bench",
+        "sparse-prefill",
+        _parser().parse_args(words),
+        read=_read,
+        reference_reason=_reference_reason,
+        facts={"data": sides.DATA},
+        parts=_parts,
     )
-    with ThreadPoolExecutor(options.threads) as pool:
-        programs = _compile(pool, functions, shapes, say)
-        for shape in shapes:
-            say(f"{shape.case}: data")
-            data = sides.make_data(shape, options.seed, device)
-            rows, failed = measure(
-                str(shape.case),
-                shape.case.flop,
-                _contenders(shape, data, functions, programs),
-                _oracle(data),
-                [options.reference],
-                method,
-                say,
-            )
-            measurement = dataclasses.replace(
-                measurement,
-                rows=(*measurement.rows, *rows),
-                not_measured=(*measurement.not_measured, *failed),
-            )
-            measurement.write(out)
-            del data
-    print(measurement.table())
-    print(f"written to {out}")
-    return 1 if measurement.not_measured else 0
 
 
-def _contenders(
-    shape: sides.Shape,
-    data: sides.Data,
-    names: Mapping[str, sides.JaxFunction | None],
-    programs: Mapping[tuple[str, sides.Shape], Future[Any]],
-) -> dict[str, Callable[[], Ready]]:
-    """How each is made ready: a JAX function, or None for one of TORCH_SIDES."""
-    return {
-        name: functools.partial(TORCH_SIDES[name], data)
-        if function is None
-        else functools.partial(_ready_jax, programs[name, shape], data)
-        for name, function in names.items()
-    }
+def _read(options: argparse.Namespace) -> tuple[Words, Method]:
+    """Raises ValueError."""
+    shapes = shapes_of(options.shapes, {"six": sides.SIX}, sides.Shape.parse)
+    functions = contenders_of(options, backend=sides.backend, configured=_configured)
+    return (shapes, functions), method_of(options)
 
 
-def _ready_jax(program: Future[Any], data: sides.Data) -> Ready:
-    return sides.ready_jax(program.result(), data)
+def _configured(text: str) -> tuple[str, sides.JaxFunction]:
+    name, config = sides.parse_config(text)
+    return name, sides.configured(config)
+
+
+def _reference_reason(name: str) -> str | None:
+    return flash_mla_reason(name)
+
+
+def _parts(words: Words, run: Run) -> Iterator[Found]:
+    shapes, functions = words
+    ready = Sides(
+        make_data=sides.make_data,
+        oracle=_oracle,
+        torch=TORCH_SIDES,
+        compile_jax=sides.compile_jax,
+        ready_jax=sides.ready_jax,
+    )
+    references = [run.options.reference]
+    return side_by_side(run, shapes, functions, ready, lambda _: (functions, references))
 
 
 def _oracle(data: sides.Data) -> Oracle:
@@ -131,73 +95,11 @@ def _oracle(data: sides.Data) -> Oracle:
     return Oracle(tokens, result.out, result.lse)
 
 
-def _compile(
-    pool: ThreadPoolExecutor,
-    functions: Mapping[str, sides.JaxFunction | None],
-    shapes: Sequence[sides.Shape],
-    say: Callable[[str], None],
-) -> dict[tuple[str, sides.Shape], Future[Any]]:
-    """All programs, compiled before anything is timed: compiling would disturb the launches."""
-    programs = {
-        (name, shape): pool.submit(sides.compile_jax, function, shape)
-        for shape in shapes
-        for name, function in functions.items()
-        if function is not None
-    }
-    report_compilation(programs, say)
-    return programs
-
-
-def _functions(options: argparse.Namespace) -> dict[str, sides.JaxFunction | None]:
-    """Every contender by name, the reference among them. Raises ValueError for a name given
-    twice.
-    """
-    named: list[tuple[str, sides.JaxFunction | None]] = [
-        (name, sides.backend(name) if name in JAX_SIDES else None)
-        for name in [options.reference, *(options.candidate or ["pallas"])]
-    ]
-    for text in options.config:
-        name, config = sides.parse_config(text)
-        named.append((name, sides.configured(config)))
-    named += [(Path(text).name, sides.load_function(text)) for text in options.also]
-    return without_repeats(named)
-
-
-def _reference_reason(name: str) -> str | None:
-    if name != "flash_mla":
-        return None
-    from torch_ref.cuda.flash_mla_adapter import unsupported_reason
-
-    return unsupported_reason()
-
-
-def _shapes(texts: Sequence[str]) -> tuple[sides.Shape, ...]:
-    shapes: list[sides.Shape] = []
-    for text in texts or ["six"]:
-        shapes += sides.SIX if text == "six" else [sides.Shape.parse(text)]
-    return tuple(dict.fromkeys(shapes))
-
-
 def _parser() -> argparse.ArgumentParser:
-    sides_known = sorted([*TORCH_SIDES, *JAX_SIDES])
-    parser = argparse.ArgumentParser(prog="python -m compare.tools.bench", description=__doc__)
-    parser.add_argument("--out", required=True, help="JSON file, or the folder for it")
-    parser.add_argument(
-        "--shapes", nargs="+", default=[], help="six (default), or s_q,s_kv,h,d,topk"
-    )
-    parser.add_argument("--reference", default="flash_mla", choices=sides_known)
-    parser.add_argument("--candidate", action="append", choices=sides_known, help="default: pallas")
-    parser.add_argument(
-        "--config", action="append", default=[], help="NAME:key=value,... of the kernel's Config"
-    )
-    parser.add_argument(
-        "--also", action="append", default=[], help="FILE.py:FUNCTION of (q, kv, indices, sm_scale)"
-    )
-    parser.add_argument("--launches", type=int, default=20, help="the slope's launches")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=8, help="programs compiled at the same time")
-    parser.add_argument("--device", default=None, help="cuda (default where there is one) or cpu")
+    parser = parser_of("bench", __doc__, shapes="six (default), or s_q,s_kv,h,d,topk")
+    add_contenders(parser, list(TORCH_SIDES), also="FILE.py:FUNCTION of (q, kv, indices, sm_scale)")
+    add_method(parser)
+    add_device(parser)
     return parser
 
 

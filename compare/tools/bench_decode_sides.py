@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -285,22 +282,6 @@ def backend(name: str, config: Any = None) -> JaxMaker:
         return plan, decode
 
     return make
-
-
-def load_maker(text: str) -> JaxMaker:
-    """The maker of FILE.py:FUNCTION. Raises ValueError."""
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not path.is_file() or path.suffix != ".py":
-        raise ValueError(f"--also {text}: write FILE.py:FUNCTION; there is no file {file!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise ValueError(f"--also {text}: {file} has no function {name!r}")
-    return getattr(module, name)
 
 
 def specs(shape: Shape) -> tuple[jax.ShapeDtypeStruct, ...]:

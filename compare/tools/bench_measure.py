@@ -89,7 +89,7 @@ def measure(
         try:
             checked = _check(contenders[name](), oracle, right.get(main))
         except Exception as error:  # a contender may fail in any way; the others go on
-            failed.append(_failure(case, name, error))
+            failed.append(failure(case, name, error))
             say(f"{case}: {name} FAILED: {failed[-1].reason}")
             if name == main:
                 return [], failed
@@ -108,7 +108,7 @@ def measure(
     try:
         times = interleaved([Contender(name, c.ready.launch) for name, c in right.items()], method)
     except Exception as error:  # a fault on the GPU: no time of this shape can be trusted
-        return [], [*failed, *(_failure(case, name, error) for name in right)]
+        return [], [*failed, *(failure(case, name, error) for name in right)]
     short = [name for name in right if not times[name].measurable]
     failed += [
         NotMeasured(case=case, name=name, reason="too short to be told from the clock's noise")
@@ -131,7 +131,7 @@ def measure(
     return rows, failed
 
 
-def _failure(case: str, name: str, error: Exception) -> NotMeasured:
+def failure(case: str, name: str, error: Exception) -> NotMeasured:
     return NotMeasured(case=case, name=name, reason=f"{type(error).__name__}: {error}")
 
 

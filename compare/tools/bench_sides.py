@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -49,6 +46,10 @@ class Shape:
     @property
     def case(self) -> SparsePrefillCase:
         return SparsePrefillCase(s_q=self.s_q, s_kv=self.s_kv, h=self.h, d=self.d, topk=self.topk)
+
+    @property
+    def flop(self) -> int:
+        return self.case.flop
 
     @property
     def sm_scale(self) -> float:
@@ -168,22 +169,6 @@ def _value(text: str, default: Any) -> Any:
     if isinstance(default, int | float):
         return type(default)(ast.literal_eval(text))
     return None if text == "None" else text
-
-
-def load_function(text: str) -> JaxFunction:
-    """The function of FILE.py:FUNCTION, called as a JaxFunction. Raises ValueError."""
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not path.is_file() or path.suffix != ".py":
-        raise ValueError(f"--also {text}: write FILE.py:FUNCTION; there is no file {file!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise ValueError(f"--also {text}: {file} has no function {name!r}")
-    return getattr(module, name)
 
 
 def compile_jax(function: JaxFunction, shape: Shape) -> Callable[..., Any]:
