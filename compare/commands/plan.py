@@ -4,7 +4,6 @@ side by side, and in words what goes wrong."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
@@ -13,14 +12,19 @@ from rich.console import Console
 from compare.cases.case import LARGEST
 from compare.cases.inputs import PrefillPlanInputs
 from compare.cases.prefill_plan import PrefillPlanCase
-from compare.commands.words import WordsOff, command, lengths
+from compare.commands.two_plans import (
+    DISAGREE,
+    FIXED,
+    FIXED_AGAIN,
+    SHIPPED,
+    AsJson,
+    TwoPlans,
+    planned,
+)
+from compare.commands.words import command, lengths
 from compare.report import console as terminal
 from compare.report import summary
 from compare.run.result import PlanChunk, PlanResult
-
-SHIPPED = "vllm-0.33.0"
-FIXED = "jax-planner"
-FIXED_AGAIN = "torch-planner"
 
 _CHUNK_COLUMNS = ("shipped", "requests", "tokens", "N", "M", "")
 
@@ -56,7 +60,7 @@ def plan(
             help="Whether the layer has compressed entries; without it: a ratio above 1.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Print the shipped and the fixed prefill plan of a batch, and say what goes wrong.
 
@@ -73,32 +77,20 @@ def plan(
         chunk_size=chunk_size,
         has_compressed=has_compressed,
     )
-    found = compare_plans(inputs)
-    if as_json:
-        typer.echo(found.json())
-    else:
-        found.show(Console(highlight=False))
-    return found.exit_status
+    return compare_plans(inputs).print(as_json=as_json)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plans:
-    """Both plans of one batch. shipped_wrong, fixed_wrong: broken rules, one sentence each; a
-    disagreement of the two fixed planners is among the latter."""
+class Plans(TwoPlans):
+    """Both plans of one batch."""
 
     inputs: PrefillPlanInputs
     shipped: PlanResult
     fixed: PlanResult
-    shipped_wrong: tuple[str, ...]
-    fixed_wrong: tuple[str, ...]
 
     @property
     def agree(self) -> bool:
         return self.shipped.chunks == self.fixed.chunks
-
-    @property
-    def exit_status(self) -> int:
-        return 1 if self.shipped_wrong or self.fixed_wrong else 0
 
     @property
     def case(self) -> str:
@@ -117,48 +109,32 @@ class Plans:
         return str(case)
 
     def json(self) -> str:
-        """Both plans as JSON text."""
         arguments = dataclasses.asdict(self.inputs)
         del arguments["case"]
-        return json.dumps(
-            {
-                "arguments": arguments,
-                "case": self.case,
-                "shipped": {
-                    "rules": SHIPPED,
-                    "chunks": [dataclasses.asdict(chunk) for chunk in self.shipped.chunks],
-                    "wrong": self.shipped_wrong,
-                },
-                "fixed": {
-                    "rules": "fixed",
-                    "chunks": [dataclasses.asdict(chunk) for chunk in self.fixed.chunks],
-                    "wrong": self.fixed_wrong,
-                },
-                "agree": self.agree,
-                "exit_status": self.exit_status,
-            },
-            indent=1,
+        return self._json(
+            arguments=arguments,
+            case=self.case,
+            shipped={"chunks": [dataclasses.asdict(chunk) for chunk in self.shipped.chunks]},
+            fixed={"chunks": [dataclasses.asdict(chunk) for chunk in self.fixed.chunks]},
+            agree=self.agree,
         )
 
     def show(self, console: Console) -> None:
-        """Prints the table and the sentences."""
-        terminal.say(console, self.case, style="dim")
-        terminal.say(
-            console, f"shipped ({SHIPPED}): {summary.plural(len(self.shipped.chunks), 'chunk')}"
+        self._say_head(
+            console,
+            case=self.case,
+            shipped=summary.plural(len(self.shipped.chunks), "chunk"),
+            fixed=summary.plural(len(self.fixed.chunks), "chunk"),
         )
-        terminal.say(console, f"fixed: {summary.plural(len(self.fixed.chunks), 'chunk')}")
         self._table(console)
-        for sentence in self.shipped_wrong:
-            terminal.say(console, f"shipped ({SHIPPED}): {sentence}", style="red")
-        for sentence in self.fixed_wrong:
-            terminal.say(console, f"fixed: {sentence}", style="red")
-        if self.exit_status == 0 and self.agree:
-            terminal.say(console, "The two plans are equal and right.", style="green")
-        elif self.exit_status == 0:
-            said = "The two plans differ and both are right: batches with zero-query requests have"
-            terminal.say(console, f"{said} more than one right plan.", style="green")
-        elif not self.fixed_wrong:
-            terminal.say(console, "The fixed plan is right.", style="green")
+        self._say_wrong(console)
+        both = "The two plans are equal and right."
+        if not self.agree:
+            both = (
+                "The two plans differ and both are right: batches with zero-query requests have "
+                "more than one right plan."
+            )
+        self._say_right(console, both)
 
     def _table(self, console: Console) -> None:
         """Both plans side by side, chunks that begin with the same request on one line."""
@@ -181,18 +157,12 @@ def compare_plans(inputs: PrefillPlanInputs) -> Plans:
     """The shipped and the fixed plan of a batch, judged. WordsOff for arguments that no planner
     accepts."""
     from compare.judging.prefill_plan import explain
-    from compare.run import registry
 
-    try:
-        shipped, fixed, again = (
-            registry.find(name).run(inputs) for name in (SHIPPED, FIXED, FIXED_AGAIN)
-        )
-    except ValueError as error:
-        raise WordsOff(str(error)) from None
+    shipped, fixed, again = (planned(name, inputs) for name in (SHIPPED, FIXED, FIXED_AGAIN))
     assert isinstance(shipped, PlanResult) and isinstance(fixed, PlanResult)
     fixed_wrong = explain(inputs, fixed)
     if fixed.chunks != getattr(again, "chunks", None):
-        fixed_wrong.append(f"the planners {FIXED} and {FIXED_AGAIN} disagree about this batch")
+        fixed_wrong.append(DISAGREE)
     return Plans(
         inputs=inputs,
         shipped=shipped,

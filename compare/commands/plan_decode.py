@@ -4,7 +4,6 @@ ones, side by side: whose keys each row sees, below which bound, how many of the
 from __future__ import annotations
 
 import dataclasses
-import json
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -14,14 +13,19 @@ from rich.console import Console
 from compare.cases.case import LARGEST
 from compare.cases.decode_plan import DecodePlanCase
 from compare.cases.inputs import DecodePlanInputs
+from compare.commands.two_plans import (
+    DISAGREE,
+    FIXED,
+    FIXED_AGAIN,
+    SHIPPED,
+    AsJson,
+    TwoPlans,
+    planned,
+)
 from compare.commands.words import WordsOff, command, lengths
 from compare.report import console as terminal
 from compare.report import summary
 from compare.run.result import DecodePlanResult
-
-SHIPPED = "vllm-0.33.0"
-FIXED = "jax-planner"
-FIXED_AGAIN = "torch-planner"
 
 _RANKS_SHOWN = 256
 _COLUMNS = ("row", "token", "shipped", "bound", "keys", "", "fixed", "bound", "keys")
@@ -62,7 +66,7 @@ def plan_decode(
             help="Without: tokens see all keys of their request, as a draft.",
         ),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Print the shipped and the fixed rows of a decode batch, and say what goes wrong.
 
@@ -86,19 +90,13 @@ def plan_decode(
             "side; choose one with --rank"
         )
     found = compare_rows(case, tuple(range(world)) if rank is None else (rank,))
-    if as_json:
-        typer.echo(found.json())
-    else:
-        found.show(Console(highlight=False))
-    return found.exit_status
+    return found.print(as_json=as_json)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RowPlans:
+class RowPlans(TwoPlans):
     """Both plans of one batch. counts: of each rank shown, each row's keys there. shipped is None
     where the shipped rules raise: shipped_wrong then says it, or notes where they refuse the batch.
-    shipped_wrong, fixed_wrong: broken rules, one sentence each; a disagreement of the two fixed
-    planners is among the latter.
     notes: differences that do no harm.
     """
 
@@ -109,64 +107,40 @@ class RowPlans:
     fixed: DecodePlanResult
     shipped_counts: tuple[tuple[int, ...], ...]
     fixed_counts: tuple[tuple[int, ...], ...]
-    shipped_wrong: tuple[str, ...]
-    fixed_wrong: tuple[str, ...]
     notes: tuple[str, ...]
 
-    @property
-    def exit_status(self) -> int:
-        return 1 if self.shipped_wrong or self.fixed_wrong else 0
-
     def json(self) -> str:
-        """Both plans as JSON text."""
-        return json.dumps(
-            {
-                "arguments": {
-                    "total_lens": self.inputs.total_lens,
-                    "query_lens": self.case.q,
-                    "max_query_len": self.inputs.max_query_len,
-                    "world": self.inputs.dcp_world,
-                    "ranks": self.ranks,
-                    "interleave": self.inputs.interleave,
-                    "causal": self.inputs.causal,
-                    "num_rows": self.inputs.num_rows,
-                },
-                "case": str(self.case),
-                "shipped": {
-                    "rules": SHIPPED,
-                    **_as_data(self.shipped, self.shipped_counts, self.ranks),
-                    "wrong": self.shipped_wrong,
-                },
-                "fixed": {
-                    "rules": "fixed",
-                    **_as_data(self.fixed, self.fixed_counts, self.ranks),
-                    "wrong": self.fixed_wrong,
-                },
-                "notes": self.notes,
-                "exit_status": self.exit_status,
+        return self._json(
+            arguments={
+                "total_lens": self.inputs.total_lens,
+                "query_lens": self.case.q,
+                "max_query_len": self.inputs.max_query_len,
+                "world": self.inputs.dcp_world,
+                "ranks": self.ranks,
+                "interleave": self.inputs.interleave,
+                "causal": self.inputs.causal,
+                "num_rows": self.inputs.num_rows,
             },
-            indent=1,
+            case=str(self.case),
+            shipped=_as_data(self.shipped, self.shipped_counts, self.ranks),
+            fixed=_as_data(self.fixed, self.fixed_counts, self.ranks),
+            notes=self.notes,
         )
 
     def show(self, console: Console) -> None:
-        """Prints the table and the sentences."""
-        terminal.say(console, str(self.case), style="dim")
-        shipped = "no plan" if self.shipped is None else self._view(self.shipped)
-        terminal.say(console, f"shipped ({SHIPPED}): {shipped}")
-        terminal.say(console, f"fixed: {self._view(self.fixed)}")
+        self._say_head(
+            console,
+            case=str(self.case),
+            shipped="no plan" if self.shipped is None else self._view(self.shipped),
+            fixed=self._view(self.fixed),
+        )
         which = " + ".join(f"rank {rank}" for rank in self.ranks)
         terminal.say(console, f"keys: those that a row sees on {which}", style="dim")
         self._table(console)
-        for sentence in self.shipped_wrong:
-            terminal.say(console, f"shipped ({SHIPPED}): {sentence}", style="red")
-        for sentence in self.fixed_wrong:
-            terminal.say(console, f"fixed: {sentence}", style="red")
+        self._say_wrong(console)
         for sentence in self.notes:
             terminal.say(console, sentence)
-        if self.exit_status == 0 and self.shipped is not None:
-            terminal.say(console, "Both plans are right.", style="green")
-        elif not self.fixed_wrong:
-            terminal.say(console, "The fixed plan is right.", style="green")
+        self._say_right(console, "Both plans are right." if self.shipped is not None else None)
 
     def _view(self, plan: DecodePlanResult) -> str:
         rows = summary.plural(len(plan.bound), "row")
@@ -218,7 +192,7 @@ def compare_rows(case: DecodePlanCase, ranks: tuple[int, ...]) -> RowPlans:
         said for i, plan in zip(by_rank, fixed, strict=True) for said in explain(i, plan)
     ]
     if any(_differ(a, b) for a, b in zip(fixed, again, strict=True)):
-        fixed_wrong.append(f"the planners {FIXED} and {FIXED_AGAIN} disagree about this batch")
+        fixed_wrong.append(DISAGREE)
 
     shipped, shipped_wrong, notes = [], [], []
     if case.world == 1 and case.causal and case.promised > 1:
@@ -270,12 +244,7 @@ def compare_rows(case: DecodePlanCase, ranks: tuple[int, ...]) -> RowPlans:
 
 
 def _planned(name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
-    from compare.run import registry
-
-    try:
-        plan = registry.find(name).run(inputs)
-    except ValueError as error:
-        raise WordsOff(str(error)) from error
+    plan = planned(name, inputs)
     assert isinstance(plan, DecodePlanResult)
     return plan
 
