@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from compare.tools.model_kernels import Freedom
 from compare.tools.model_kernels import run as run_model
 
 SCHEMA = 1
+STATISTICS = ("max_logits", "lse")
+"""What a table shows beside out."""
 
 MODELS = {
     "blocks of 64, ascending": Freedom(),
@@ -141,7 +143,7 @@ class Shares:
         }
 
 
-def table(measured: dict[str, Any], statistics: tuple[str, ...] = ("max_logits", "lse")) -> str:
+def table(measured: dict[str, Any], statistics: tuple[str, ...] = STATISTICS) -> str:
     """The two tables of docs/tolerances.md, in Markdown."""
     lines = [
         f"| right kernel | cases | alarms | out row | out tensor | {' | '.join(statistics)} |",
@@ -171,22 +173,34 @@ def _cell(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status 1 if a right kernel raised an alarm."""
-    parser = argparse.ArgumentParser(prog="python -m compare.tools.calibrate", description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--shapes", type=int, default=100, help="at most this many distinct shapes")
+def command(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    measure: Callable[[int, int, int], dict[str, Any]],
+    statistics: tuple[str, ...] = STATISTICS,
+) -> int:
+    """The command; measure: calibrate, of cases, shapes and seed. parser: has --cases and
+    --shapes. Exit status 1 if a right kernel raised an alarm.
+    """
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args(arguments)
-    measured = calibrate(given.cases, given.shapes, given.seed)
+    measured = measure(given.cases, given.shapes, given.seed)
     if given.out:
         given.out.write_text(json.dumps(measured, indent=1) + "\n")
-    print(table(measured))
+    print(table(measured, statistics))
     alarms = [alarm for row in measured["right"].values() for alarm in row["alarms"]]
     print(f"\n{measured['cases']} cases, {measured['seconds']} s, {len(alarms)} alarms")
     print("\n".join(alarms[:10]))
     return 1 if alarms else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 if a right kernel raised an alarm."""
+    parser = argparse.ArgumentParser(prog="python -m compare.tools.calibrate", description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--shapes", type=int, default=100, help="at most this many distinct shapes")
+    return command(parser, arguments, calibrate)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ are planted into the oracle as in `compare.tools.calibrate`, which writes the ta
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from compare.judging.dcp_decode import Evidence, share_by_tensor
 from compare.report.environment import environment
 from compare.run import registry
 from compare.run.result import DcpDecodeResult
-from compare.tools.calibrate import SCHEMA, Shares, fault_rows, table
+from compare.tools.calibrate import SCHEMA, Shares, command, fault_rows
 from compare.tools.decode_calibration_cases import (
     Splitting,
     faults,
@@ -92,24 +91,14 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 1 if a right kernel raised an alarm."""
     parser = argparse.ArgumentParser(
         prog="python -m compare.tools.calibrate_decode", description=__doc__
     )
     parser.add_argument("--cases", type=int, default=1_000)
     parser.add_argument("--shapes", type=int, default=20, help="at most this many batches")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    given = parser.parse_args(arguments)
-    measured = calibrate(given.cases, given.shapes, given.seed)
-    if given.out:
-        given.out.write_text(json.dumps(measured, indent=1) + "\n")
-    print(table(measured, statistics=("lse",)))
-    alarms = [alarm for row in measured["right"].values() for alarm in row["alarms"]]
-    print(f"\n{measured['cases']} cases, {measured['seconds']} s, {len(alarms)} alarms")
-    print("\n".join(alarms[:10]))
-    return 1 if alarms else 0
+    return command(parser, arguments, calibrate, ("lse",))
 
 
 if __name__ == "__main__":
