@@ -10,25 +10,15 @@ from compare.cases.inputs import Inputs, PrefillPlanInputs, SparsePrefillInputs
 from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.run.chunks import run_chunks
 from compare.run.implementations import Unsupported
+from compare.run.one_suite import OneSuite
 from compare.run.result import PlanChunk, PlanResult, Result, SparsePrefillResult
 
 
-class SparsePrefill:
+class SparsePrefill(OneSuite[SparsePrefillCase]):
     """Base of sparse prefill: a subclass says what stops it here and computes one call."""
 
     suites = frozenset({"sparse-prefill"})
-
-    def __init__(self, name: str, device: str | None = None) -> None:
-        self.name = name
-        self.device = device
-
-    def unavailable(self) -> str | None:
-        """Why nothing can run here at all, in a sentence; None if something can."""
-        return None
-
-    def refuses(self, case: SparsePrefillCase) -> str | None:
-        """Why this case can't run although others can."""
-        return None
+    case_type = SparsePrefillCase
 
     def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         """One call; inputs.chunks is None."""
@@ -37,11 +27,6 @@ class SparsePrefill:
     def call_chunk(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         """One call for a chunk of a plan, which may be empty."""
         return self.call(inputs)
-
-    def supports(self, case: Case) -> str | None:
-        if not isinstance(case, SparsePrefillCase):
-            return f"{self.name} isn't for {case.suite}"
-        return self.unavailable() or self.refuses(case)
 
     def run(self, inputs: Inputs) -> SparsePrefillResult:
         if not isinstance(inputs, SparsePrefillInputs):

@@ -10,27 +10,17 @@ from compare.cases.dcp_decode import DcpDecodeCase
 from compare.cases.decode_plan import DecodePlanCase
 from compare.cases.inputs import DcpDecodeInputs, DecodePlanInputs, Inputs
 from compare.run.implementations import Unsupported
+from compare.run.one_suite import OneSuite
 from compare.run.result import DcpDecodeResult, DecodePlanResult
 from compare.run.shards import Merge, merge_by_torch, run_shards
 
 
-class DcpDecode:
+class DcpDecode(OneSuite[DcpDecodeCase]):
     """Base of DCP decode: a subclass says what stops it here and computes one rank's call."""
 
     suites = frozenset({"dcp-decode"})
+    case_type = DcpDecodeCase
     merge: Merge = staticmethod(merge_by_torch)
-
-    def __init__(self, name: str, device: str | None = None) -> None:
-        self.name = name
-        self.device = device
-
-    def unavailable(self) -> str | None:
-        """Why nothing can run here at all, in a sentence; None if something can."""
-        return None
-
-    def refuses(self, case: DcpDecodeCase) -> str | None:
-        """Why this case can't run although others can."""
-        return None
 
     def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
         """One rank's call; inputs.shards is None."""
@@ -39,11 +29,6 @@ class DcpDecode:
     def call_shard(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
         """One rank's call whose result is to be merged: out may be float32."""
         return self.call(inputs)
-
-    def supports(self, case: Case) -> str | None:
-        if not isinstance(case, DcpDecodeCase):
-            return f"{self.name} isn't for {case.suite}"
-        return self.unavailable() or self.refuses(case)
 
     def run(self, inputs: Inputs) -> DcpDecodeResult:
         if not isinstance(inputs, DcpDecodeInputs):

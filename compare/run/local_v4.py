@@ -7,41 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from compare.cases.case import Case
 from compare.cases.inputs import Inputs
 from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
 from compare.cases.v4_prefill import V4PrefillCase
 from compare.cases.v4_stages import V4StagesCase
 from compare.run.convert import to_numpy
 from compare.run.implementations import Unsupported
+from compare.run.one_suite import OneSuite
 from compare.run.result import ChunkStage, PlanChunk, V4PrefillResult, V4StagesResult
 
 
-class V4Prefill:
+class V4Prefill(OneSuite[V4PrefillCase]):
     """Base of the whole path: a subclass says what stops it here and computes one batch."""
 
     suites = frozenset({"v4-prefill"})
-
-    def __init__(self, name: str, device: str | None = None) -> None:
-        self.name = name
-        self.device = device
-
-    def unavailable(self) -> str | None:
-        """Why nothing can run here at all, in a sentence; None if something can."""
-        return None
-
-    def refuses(self, case: V4PrefillCase) -> str | None:
-        """Why this case can't run although others can."""
-        return None
+    case_type = V4PrefillCase
 
     def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
         """One batch."""
         raise NotImplementedError
-
-    def supports(self, case: Case) -> str | None:
-        if not isinstance(case, V4PrefillCase):
-            return f"{self.name} isn't for {case.suite}"
-        return self.unavailable() or self.refuses(case)
 
     def run(self, inputs: Inputs) -> V4PrefillResult:
         if not isinstance(inputs, V4PrefillInputs):
@@ -49,31 +33,15 @@ class V4Prefill:
         return self.call(inputs)
 
 
-class V4Stages:
+class V4Stages(OneSuite[V4StagesCase]):
     """Base of single stages: a subclass computes each by its name."""
 
     suites = frozenset({"v4-stages"})
-
-    def __init__(self, name: str, device: str | None = None) -> None:
-        self.name = name
-        self.device = device
-
-    def unavailable(self) -> str | None:
-        """Why nothing can run here at all, in a sentence; None if something can."""
-        return None
-
-    def refuses(self, case: V4StagesCase) -> str | None:
-        """Why this case can't run although others can."""
-        return None
+    case_type = V4StagesCase
 
     def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         """One stage."""
         raise NotImplementedError
-
-    def supports(self, case: Case) -> str | None:
-        if not isinstance(case, V4StagesCase):
-            return f"{self.name} isn't for {case.suite}"
-        return self.unavailable() or self.refuses(case)
 
     def run(self, inputs: Inputs) -> V4StagesResult:
         if not isinstance(inputs, V4StagesInputs):
