@@ -19,7 +19,7 @@ from compare.judging.decode_tolerance import (
 )
 from compare.judging.result_view import FormFault, ResultView, form_fault
 from compare.judging.sides import Side, measure
-from compare.judging.tolerance import PROFILES
+from compare.judging.tolerance import check_profile
 from compare.judging.verdict import Verdict
 from compare.judging.weighing import weigh
 from compare.run.result import PARTS, DcpDecodeResult, SparsePrefillResult
@@ -49,8 +49,7 @@ def judge(
     ValueError: an unknown profile; inputs that no implementation may be given; shards that don't
     make up the whole; unknown parts.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    check_profile(profile)
     if fault := _form(inputs, candidate):
         rows = inputs.q.shape[0] * inputs.q.shape[1]
         return Verdict(status=fault.status, reason=fault.reason, rows_total=rows)

@@ -22,7 +22,7 @@ from compare.judging.decode_plan_rules import (
     row_count,
     violations,
 )
-from compare.judging.tolerance import PROFILES
+from compare.judging.tolerance import check_profile
 from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.run.result import DecodePlanResult
 
@@ -51,8 +51,7 @@ def judge(
     profile and evidence are those of the other suites and change nothing here: plans are whole
     numbers. ValueError for an unknown profile.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    check_profile(profile)
     broken = violations(inputs, candidate)
     notes, reference_failed = list(candidate.notes), None
     if reference is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from compare.cases.inputs import PrefillPlanInputs
 from compare.judging.plan_rules import Violation, shipped_plan, violations
-from compare.judging.tolerance import PROFILES
+from compare.judging.tolerance import check_profile
 from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.run.result import PlanChunk, PlanResult
 
@@ -41,8 +41,7 @@ def judge(
     profile and evidence are those of the other suites and change nothing here: plans are whole
     numbers. ValueError for an unknown profile.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    check_profile(profile)
     broken = violations(inputs, candidate.chunks)
     notes, reference_failed = list(candidate.notes), None
     if reference is not None:

@@ -17,7 +17,7 @@ from compare.judging.evidence import Evidence
 from compare.judging.exact_keys import key_difference
 from compare.judging.result_view import ResultView, check_form
 from compare.judging.sides import Side, measure
-from compare.judging.tolerance import PROFILES
+from compare.judging.tolerance import check_profile
 from compare.judging.verdict import Verdict
 from compare.judging.weighing import weigh
 from compare.run.result import SparsePrefillResult
@@ -45,8 +45,7 @@ def judge(
 
     ValueError: an unknown profile, or inputs that no implementation may be given.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    check_profile(profile)
     rows_total = inputs.q.shape[0] * inputs.q.shape[1]
     if fault := check_form(inputs, candidate):
         return Verdict(status=fault.status, reason=fault.reason, rows_total=rows_total)

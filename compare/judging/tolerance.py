@@ -90,6 +90,12 @@ FLASHMLA = {
 }
 
 
+def check_profile(profile: str) -> None:
+    """Raises ValueError for an unknown one."""
+    if profile not in PROFILES:
+        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RowFacts:
     """What the inputs alone say about the rows of n tokens, computed without any attention.

@@ -17,7 +17,7 @@ from compare.judging.exact_keys import key_difference
 from compare.judging.result_view import ResultView, form_fault
 from compare.judging.sides import Side
 from compare.judging.sparse_prefill import profile_notes
-from compare.judging.tolerance import PROFILES
+from compare.judging.tolerance import check_profile
 from compare.judging.v4_diagnosis import diagnose
 from compare.judging.v4_evidence import Evidence
 from compare.judging.v4_path_stages import StageFault, StageFindings, judge_stages, stage_form
@@ -47,8 +47,7 @@ def judge(
 
     ValueError: an unknown profile, or inputs that no implementation may be given.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    check_profile(profile)
     T, H, _ = inputs.q.shape
     if fault := form_fault(plain(candidate), T, H, _VALUE_WIDTH):
         return Verdict(status=fault.status, reason=fault.reason, rows_total=T * H)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from compare.cases.v4_inputs import V4StagesInputs
-from compare.judging.tolerance import PROFILES
+from compare.judging.tolerance import check_profile
 from compare.judging.v4_stage_rules import due_arrays, gathered_places, token_places
 from compare.judging.verdict import Diagnosis, Status, Verdict, Worst
 from compare.run.result import V4StagesResult
@@ -35,8 +35,7 @@ def judge(
     profile and evidence are those of the other suites and change nothing here. ValueError: an
     unknown profile, or arguments that name a place that isn't there.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r}; accepted are {', '.join(PROFILES)}")
+    check_profile(profile)
     due = due_arrays(inputs)
     failed = None
     if reference is not None:
