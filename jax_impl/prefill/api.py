@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from jax_impl import backends
 from jax_impl.arrays import is_traced
 from jax_impl.prefill import kernel_sm90, xla
 from jax_impl.prefill.arguments import D_V, check
+from jax_impl.prefill.batch import BatchRows
 from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import BFloat16, Float32, Int32
+    from jaxtyping import Array, BFloat16, Float32, Int32
 
 # Few, so that several tiles pass through one simulated thread block, one after another.
 INTERPRETED_CTAS = 2
@@ -85,59 +86,99 @@ def sparse_prefill(
         d_v=d_v, attn_sink=attn_sink, topk_length=topk_length, validate=validate,
     )  # fmt: skip
     backend = backends.resolve(backend)
-    num_tokens, num_heads, d_qk = arguments.q.shape
+    num_tokens, num_heads, _ = arguments.q.shape
     if num_tokens == 0:
         return result_of_no_tokens(num_heads, D_V)
 
+    operands = _operands(
+        arguments.kv, arguments.indices, arguments.attn_sink, arguments.topk_length, num_heads
+    )
     # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
     queries = -arguments.q if arguments.sm_scale < 0 else arguments.q
-    # A gather from an array without rows is an error even where every slot is a hole.
     num_kv = arguments.kv.shape[0]
-    rows = arguments.kv if num_kv else jnp.zeros((1, d_qk), arguments.kv.dtype)
-    # Every combination of optional arguments runs the same program.
-    sink, length = arguments.attn_sink, arguments.topk_length
-    if sink is None:
-        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
-    if length is None:
-        length = jnp.full((num_tokens,), arguments.indices.shape[1], jnp.int32)
-    attend = _ATTEND[backend]
-    scale = abs(arguments.sm_scale)
-    result = attend(queries, rows, arguments.indices, scale, sink, length, num_kv=num_kv)
+    result = _attend(backend, queries, operands, abs(arguments.sm_scale), num_kv=num_kv)
     if arguments.shared and not is_traced(*result):
         jax.block_until_ready(result)
     return result
 
 
-def _attend_xla(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
-    return xla.attend(q, kv, indices, np.float32(scale), sink, length, num_kv=num_kv)
+def sparse_prefill_into(
+    batch: BatchRows,
+    kv: BFloat16[Array, "S D"],
+    indices: Int32[Array, "t K"],
+    sm_scale: float,
+    *,
+    attn_sink: Float32[Array, " H"] | None,
+    topk_length: Int32[Array, " t"],
+    backend: str,
+) -> None:
+    """sparse_prefill of t tokens of a batch by their t lists, inside jit; nothing is checked.
+
+    The kernel reads queries and writes results where they are; "xla" and a negative scale copy.
+    """
+    operands = _operands(kv, indices, attn_sink, topk_length, batch.q.shape[1])
+    num_kv = kv.shape[0]
+    if backend != "xla" and sm_scale >= 0:
+        kernel_sm90.attend_into(
+            batch, *operands.in_order(sm_scale), num_kv=num_kv, **_launch_settings(backend)
+        )
+        return
+    queries = batch.queries(indices.shape[0])
+    queries = -queries if sm_scale < 0 else queries
+    batch.write(_attend(backend, queries, operands, abs(sm_scale), num_kv=num_kv))
 
 
-def _attend_pallas(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
-    config = kernel_sm90.Config.for_device(jax.devices()[0])
-    return kernel_sm90.attend(
-        q, kv, indices, base2(scale), sink, length, num_kv=num_kv, config=config
-    )
+class _Operands(NamedTuple):
+    kv: jax.Array
+    indices: jax.Array
+    sink: jax.Array
+    length: jax.Array
+
+    def in_order(self, scale: float) -> tuple[Any, ...]:
+        """As the kernel's entry takes them, behind q."""
+        return self.kv, self.indices, base2(scale), self.sink, self.length
 
 
-def _attend_interpreted(q, kv, indices, scale, sink, length, *, num_kv) -> SparsePrefillResult:
-    arrays = (q, kv, indices, sink, length)
-    if not is_traced(*arrays):
-        arrays = jax.device_put(arrays, jax.local_devices(backend="cpu")[0])
-    q, kv, indices, sink, length = arrays
-    return kernel_sm90.attend(
-        q, kv, indices, base2(scale), sink, length, num_kv=num_kv,
-        config=kernel_sm90.Config(num_ctas=INTERPRETED_CTAS),
-        interpret=plgpu.InterpretGPUParams(),
-    )  # fmt: skip
+def _operands(
+    kv: jax.Array,
+    indices: jax.Array,
+    sink: jax.Array | None,
+    length: jax.Array | None,
+    num_heads: int,
+) -> _Operands:
+    """Every combination of optional arguments runs the same program."""
+    num_tokens, topk = indices.shape
+    if not kv.shape[0]:
+        # A gather from an array without rows is an error even where every slot is a hole.
+        kv = jnp.zeros((1, kv.shape[1]), kv.dtype)
+    if sink is None:
+        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
+    if length is None:
+        length = jnp.full((num_tokens,), topk, jnp.int32)
+    return _Operands(kv, indices, sink, length)
+
+
+def _attend(
+    backend: str, q: jax.Array, operands: _Operands, scale: float, *, num_kv: int
+) -> SparsePrefillResult:
+    """scale >= 0."""
+    if backend == "pallas-interpret" and not is_traced(q, *operands):
+        q, operands = jax.device_put((q, operands), jax.local_devices(backend="cpu")[0])
+    if backend == "xla":
+        kv, indices, sink, length = operands
+        return xla.attend(q, kv, indices, np.float32(scale), sink, length, num_kv=num_kv)
+    settings = _launch_settings(backend)
+    return kernel_sm90.attend(q, *operands.in_order(scale), num_kv=num_kv, **settings)
+
+
+def _launch_settings(backend: str) -> dict[str, Any]:
+    """How the kernel is run on a backend that isn't "xla"."""
+    if backend == "pallas":
+        return {"config": kernel_sm90.Config.for_device(jax.devices()[0])}
+    config = kernel_sm90.Config(num_ctas=INTERPRETED_CTAS)
+    return {"config": config, "interpret": plgpu.InterpretGPUParams()}
 
 
 def base2(scale: float) -> Any:
     """The kernel's scale: from q.k to base-2 logits, on the host so that it costs no launch."""
     return np.full((1,), scale * math.log2(math.e), np.float32)
-
-
-_ATTEND = {
-    "xla": _attend_xla,
-    "pallas": _attend_pallas,
-    "pallas-interpret": _attend_interpreted,
-}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_impl.prefill.indices_slots import slots_of
+from jax_impl.prefill.indices_slots import column_of, first_slots, look_up
 from jax_impl.prefill.indices_tokens import IndexLists, tokens_of
 
 
@@ -112,10 +112,15 @@ def combined_slots(
         topk_indices, query_start_loc, seq_lens, image_left, image_right,
         compress_ratio, window, width=width,
     )  # fmt: skip
-    request = keys.request[:, None]
-    swa = slots_of(swa_block_table, request, keys.position, swa_page_size, swa_num_slots)
-    compressed = slots_of(
-        compressed_block_table, request, keys.entry, compressed_page_size, compressed_num_slots
+    # Both tables side by side, and each key looked up once.
+    compressed = first_slots(compressed_block_table, compressed_page_size, compressed_num_slots)
+    swa = first_slots(swa_block_table, swa_page_size, swa_num_slots, before=compressed_num_slots)
+    in_window, entry, position = keys.position >= 0, keys.entry, keys.position
+    column = jnp.where(
+        in_window,
+        compressed.shape[1] + column_of(position, swa_page_size, swa_block_table.shape[1]),
+        column_of(entry, compressed_page_size, compressed_block_table.shape[1]),
     )
-    slots = jnp.where(swa >= 0, compressed_num_slots + swa, compressed)
-    return IndexLists(slots, keys.lengths)
+    offset = jnp.where(in_window, position % swa_page_size, entry % compressed_page_size)
+    tables = jnp.concatenate([compressed, swa], axis=1)
+    return IndexLists(look_up(tables, keys.request[:, None], column, offset), keys.lengths)

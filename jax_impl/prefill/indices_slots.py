@@ -10,6 +10,12 @@ import numpy as np
 
 from jax_impl.arrays import to_jax
 
+_LARGEST_INDEX = np.iinfo(np.int32).max
+
+
+_NOWHERE = np.iinfo(np.int32).min
+"""A page's first slot where there is no page: no token of it comes up to 0."""
+
 
 def slots_of(
     block_table: jax.Array, request: jax.Array, token: jax.Array, page_size: Any, num_slots: Any
@@ -19,14 +25,43 @@ def slots_of(
     -1 where token is negative, in no column of the table, or on a page that the cache, of
     num_slots slots, doesn't have: nothing wraps around, neither a negative page nor an index.
     """
-    num_columns = block_table.shape[1]
-    if not num_columns:
-        return jnp.full(jnp.broadcast_shapes(request.shape, token.shape), -1, jnp.int32)
-    column = token // page_size
-    page = block_table[request, jnp.clip(column, 0, num_columns - 1)]
-    listed = (token >= 0) & (column < num_columns)
-    there = listed & (page >= 0) & (page < num_slots // page_size)
-    return jnp.where(there, page * page_size + token % page_size, -1)
+    column = column_of(token, page_size, block_table.shape[1])
+    first = first_slots(block_table, page_size, num_slots)
+    return look_up(first, request, column, token % page_size)
+
+
+def first_slots(
+    block_table: jax.Array, page_size: Any, num_slots: Any, before: Any = 0
+) -> jax.Array:
+    """[n, columns + 1]: the number of each page's first slot, counted behind `before` slots.
+
+    The column behind the table's is where `column_of` sends what is in none of them.
+    """
+    there = (block_table >= 0) & (block_table < num_slots // page_size)
+    first = jnp.where(there, before + block_table * page_size, _NOWHERE)
+    return jnp.pad(first, [(0, 0), (0, 1)], constant_values=_NOWHERE)
+
+
+def column_of(token: jax.Array, page_size: Any, num_columns: int) -> jax.Array:
+    column = jnp.minimum(token // page_size, num_columns)
+    return jnp.where(token >= 0, column, num_columns)
+
+
+def look_up(
+    first: jax.Array, request: jax.Array, column: jax.Array, offset: jax.Array
+) -> jax.Array:
+    """The slots at an offset into the pages of the given columns of `first_slots`; -1: none.
+
+    Rows and columns go in as one number, and what is nowhere needs no mask: XLA then writes a list
+    in one pass and keeps no other array of its size.
+    """
+    num_requests, num_columns = first.shape
+    if num_requests * num_columns > _LARGEST_INDEX:
+        raise ValueError(
+            f"block_table must have at most 2^31 - 1 entries with a column more; got "
+            f"{num_requests} rows of {num_columns}"
+        )
+    return jnp.maximum(first.reshape(-1)[request * num_columns + column] + offset, -1)
 
 
 def no_table(num_requests: int) -> np.ndarray:

@@ -22,10 +22,11 @@ from jax_impl.prefill.arguments import (
     check_queries,
     check_sink_and_length,
 )
+from jax_impl.prefill.batch import BatchRows
 from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import BFloat16, Float32, Int32
+    from jaxtyping import Array, BFloat16, Float32, Int32
 
 FORMAT = FORMATS["v4-fp8"]
 MAX_CACHES = 2
@@ -88,30 +89,78 @@ def sparse_prefill_paged(
         return result_of_no_tokens(num_heads, D_V)
 
     queries = to_jax(q, "q")
-    if attn_sink is None:
-        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
-    else:
-        sink = to_jax(attn_sink, "attn_sink")
-    operands = _Operands(
-        # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
-        q=-queries if scale < 0 else queries,
-        caches=tuple(map(_with_a_page, caches)),
-        slots=to_jax(slots, "slots"),
-        sink=sink,
-        length=jnp.full((num_tokens,), topk, jnp.int32) if length is None else length,
-    )
-    result = _ATTEND[backend](operands, abs(scale), tuple(paged.num_slots for paged in caches))
+    operands = _operands(
+        caches, to_jax(slots, "slots"),
+        None if attn_sink is None else to_jax(attn_sink, "attn_sink"), length, num_heads,
+    )  # fmt: skip
+    # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
+    queries = -queries if scale < 0 else queries
+    result = _attend(backend, queries, operands, abs(scale), num_slots=_num_slots(caches))
     if shared and not is_traced(*result):
         jax.block_until_ready(result)
     return result
 
 
+def sparse_prefill_paged_into(
+    batch: BatchRows,
+    caches: Sequence[PagedKV],
+    slots: Int32[Array, "t K"],
+    sm_scale: float,
+    *,
+    attn_sink: Float32[Array, " H"] | None,
+    topk_length: Int32[Array, " t"],
+    backend: str,
+) -> None:
+    """sparse_prefill_paged of t tokens of a batch: what `sparse_prefill_into` is for kv rows."""
+    operands = _operands(caches, slots, attn_sink, topk_length, batch.q.shape[1])
+    num_slots = _num_slots(caches)
+    if backend != "xla" and sm_scale >= 0:
+        kernel_sm90.attend_pages_into(
+            batch, *operands.in_order(sm_scale), pages=operands.pages(num_slots),
+            **_launch_settings(backend),
+        )  # fmt: skip
+        return
+    queries = batch.queries(slots.shape[0])
+    queries = -queries if sm_scale < 0 else queries
+    batch.write(_attend(backend, queries, operands, abs(sm_scale), num_slots=num_slots))
+
+
 class _Operands(NamedTuple):
-    q: jax.Array
     caches: tuple[PagedKV, ...]
     slots: jax.Array
     sink: jax.Array
     length: jax.Array
+
+    def in_order(self, scale: float) -> tuple[Any, ...]:
+        """As the kernel's entry takes them, behind q."""
+        arrays = tuple(paged.cache for paged in self.caches)
+        return arrays, self.slots, base2(scale), self.sink, self.length
+
+    def pages(self, num_slots: tuple[int, ...]) -> tuple[kernel_sm90.Pages, ...]:
+        return tuple(
+            kernel_sm90.Pages(num_slots=count, page_size=paged.page_size)
+            for paged, count in zip(self.caches, num_slots, strict=True)
+        )
+
+
+def _operands(
+    caches: Sequence[PagedKV],
+    slots: jax.Array,
+    sink: jax.Array | None,
+    length: jax.Array | None,
+    num_heads: int,
+) -> _Operands:
+    """Every combination of optional arguments runs the same program."""
+    num_tokens, topk = slots.shape
+    if sink is None:
+        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
+    if length is None:
+        length = jnp.full((num_tokens,), topk, jnp.int32)
+    return _Operands(tuple(map(_with_a_page, caches)), slots, sink, length)
+
+
+def _num_slots(caches: Sequence[PagedKV]) -> tuple[int, ...]:
+    return tuple(paged.num_slots for paged in caches)
 
 
 def _check_caches(caches: Any) -> None:
@@ -139,45 +188,25 @@ def _with_a_page(paged: PagedKV) -> PagedKV:
     return PagedKV(cache, paged.page_size, FORMAT.name)
 
 
-def _attend_xla(
-    operands: _Operands, scale: float, num_slots: tuple[int, ...]
+def _attend(
+    backend: str, q: jax.Array, operands: _Operands, scale: float, *, num_slots: tuple[int, ...]
 ) -> SparsePrefillResult:
-    q, caches, slots, sink, length = operands
-    return xla.attend_pages(q, caches, slots, np.float32(scale), sink, length, num_slots=num_slots)
-
-
-def _attend_pallas(
-    operands: _Operands, scale: float, num_slots: tuple[int, ...]
-) -> SparsePrefillResult:
-    config = kernel_sm90.PagedConfig.for_device(jax.devices()[0])
-    return _launch(operands, scale, num_slots, config)
-
-
-def _attend_interpreted(
-    operands: _Operands, scale: float, num_slots: tuple[int, ...]
-) -> SparsePrefillResult:
-    if not is_traced(*jax.tree.leaves(operands)):
-        operands = jax.device_put(operands, jax.local_devices(backend="cpu")[0])
-    config = kernel_sm90.PagedConfig(num_ctas=INTERPRETED_CTAS, part_tiles=4, early_tiles=4)
-    return _launch(operands, scale, num_slots, config, interpret=plgpu.InterpretGPUParams())
-
-
-def _launch(
-    operands: _Operands, scale: float, num_slots: tuple[int, ...], config: Any, **how: Any
-) -> SparsePrefillResult:
-    q, caches, slots, sink, length = operands
-    pages = tuple(
-        kernel_sm90.Pages(num_slots=count, page_size=paged.page_size)
-        for paged, count in zip(caches, num_slots, strict=True)
-    )
-    arrays = tuple(paged.cache for paged in caches)
+    """scale >= 0; num_slots: of each cache as it was given."""
+    if backend == "pallas-interpret" and not is_traced(*jax.tree.leaves((q, operands))):
+        q, operands = jax.device_put((q, operands), jax.local_devices(backend="cpu")[0])
+    if backend == "xla":
+        caches, slots, sink, length = operands
+        return xla.attend_pages(
+            q, caches, slots, np.float32(scale), sink, length, num_slots=num_slots
+        )
     return kernel_sm90.attend_pages(
-        q, arrays, slots, base2(scale), sink, length, pages=pages, config=config, **how
+        q, *operands.in_order(scale), pages=operands.pages(num_slots), **_launch_settings(backend)
     )
 
 
-_ATTEND = {
-    "xla": _attend_xla,
-    "pallas": _attend_pallas,
-    "pallas-interpret": _attend_interpreted,
-}
+def _launch_settings(backend: str) -> dict[str, Any]:
+    """How the kernel is run on a backend that isn't "xla"."""
+    if backend == "pallas":
+        return {"config": kernel_sm90.PagedConfig.for_device(jax.devices()[0])}
+    config = kernel_sm90.PagedConfig(num_ctas=INTERPRETED_CTAS, part_tiles=4, early_tiles=4)
+    return {"config": config, "interpret": plgpu.InterpretGPUParams()}

@@ -23,7 +23,7 @@ from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill.arguments import D_V
 from jax_impl.prefill.indices_checks import true_or_false
 from jax_impl.prefill.pipeline_arguments import Arguments, check, check_fused
-from jax_impl.prefill.pipeline_chunk import ChunkArrays, attend_chunk, attend_pages, put
+from jax_impl.prefill.pipeline_chunk import attend_chunk, attend_pages
 from jax_impl.prefill.pipeline_plan import check_area, check_plan
 from jax_impl.prefill.pipeline_result import ChunkStage, V4PrefillResult
 from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
@@ -109,9 +109,9 @@ def v4_prefill(
       a workspace hold is looked at.
 
     Memory, beside arguments and results: one chunk's workspace and lists at a time (`ChunkStage`'s,
-    at most the planned area of rows of 1 KiB) and, with more than one chunk, one chunk's share of q
-    and of the results; fused, the lists alone. On "xla" attention also gathers the keys of some
-    tokens at once, at most 128 MiB of bfloat16 and its copies.
+    at most the planned area of rows of 1 KiB); fused, the lists alone. Heads in no multiple of 64,
+    a negative sm_scale and "xla" add a copy of one chunk's share of q and of the results, and "xla"
+    gathers the keys of some tokens at once, at most 128 MiB of bfloat16 and its copies.
 
     Inside jit: query_start_loc and image_spans have to be known, and seq_lens_bound given. Lengths
     and entries that can't be looked at then lead to no other request's rows: what is not a key of
@@ -119,7 +119,7 @@ def v4_prefill(
     request's tokens are: what it names is read, and where it names no page of the cache the two
     forms differ: fused leaves the key out, while the gather reads the nearest page. XLA may run
     chunks side by side, with the memory of all of them. Each shape of a chunk is compiled once: its
-    requests, N, M, tokens and table columns; so is each sm_scale.
+    requests, N, M, tokens and table columns and the batch's tokens; so is each sm_scale.
 
     Raises:
       ValueError: an argument of the wrong type, dtype or shape, or arguments that don't fit
@@ -171,41 +171,42 @@ def _run(
     batch, settings = arguments.arrays, arguments.settings
     num_tokens, num_heads, _ = batch.q.shape
     stages: list[ChunkStage] = []
-
-    def attend(arrays: ChunkArrays, chunk: PrefillChunk) -> SparsePrefillResult:
-        if fused:
-            return attend_pages(arrays, settings=settings)
-        part, stage = attend_chunk(
-            arrays,
-            compressed_rows=chunk.compressed_rows,
-            workspace_rows=chunk.workspace_rows,
-            settings=settings,
-            keep_stage=keep_stages,
-        )
-        stages.extend([] if stage is None else [stage])
-        return part
-
     if num_tokens == 0:
         whole = result_of_no_tokens(num_heads, D_V)
-    elif plan is None:
-        whole = attend_pages(batch, settings=settings)
-    elif len(plan) == 1:
-        whole = attend(batch.of(plan[0]), plan[0])
     else:
-        whole = _unwritten(num_tokens, num_heads)
-        for chunk in plan:
-            whole = put(whole, attend(batch.of(chunk), chunk), chunk.query_start)
+        whole = _unwritten(batch.q)
+    if plan is None and num_tokens:
+        whole = attend_pages(batch, whole, num_tokens=num_tokens, settings=settings)
+    for chunk in plan or ():
+        share: dict[str, Any] = {
+            "num_tokens": chunk.query_end - chunk.query_start,
+            "settings": settings,
+        }
+        if fused:
+            whole = attend_pages(batch.of(chunk), whole, **share)
+            continue
+        whole, stage = attend_chunk(
+            batch.of(chunk),
+            whole,
+            compressed_rows=chunk.compressed_rows,
+            workspace_rows=chunk.workspace_rows,
+            keep_stage=keep_stages,
+            **share,
+        )
+        stages.extend([] if stage is None else [stage])
     return V4PrefillResult(*whole, plan=plan, stages=tuple(stages) if keep_stages else None)
 
 
-def _unwritten(num_tokens: int, num_heads: int) -> SparsePrefillResult:
-    """Room for a result, of which every row is in one chunk."""
-    rows = (num_tokens, num_heads)
-    return SparsePrefillResult(
-        out=jax.lax.empty((*rows, D_V), jnp.bfloat16),
-        max_logits=jax.lax.empty(rows, jnp.float32),
-        lse=jax.lax.empty(rows, jnp.float32),
-    )
+def _unwritten(q: jax.Array) -> SparsePrefillResult:
+    """Room for a result, of which every row is in one chunk, beside the queries."""
+    rows = q.shape[:2]
+    device = None if is_traced(q) else next(iter(q.devices()))
+    with jax.default_device(device):
+        return SparsePrefillResult(
+            out=jax.lax.empty((*rows, D_V), jnp.bfloat16),
+            max_logits=jax.lax.empty(rows, jnp.float32),
+            lse=jax.lax.empty(rows, jnp.float32),
+        )
 
 
 def _on_the_cpu(arguments: Arguments) -> Arguments:

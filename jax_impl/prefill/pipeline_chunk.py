@@ -1,13 +1,14 @@
 """One chunk as one program: gather, list, attend. And the same without a workspace.
 
-A program is compiled for each combination of shapes: requests, N, M, tokens, heads and block-table
-columns of the chunk, top-k, sizes of the caches; and for each scale and backend. Lengths, offsets,
-pages and what the caches hold are operands.
+A program is compiled for each combination of shapes: requests, N, M, tokens and block-table columns
+of the chunk, tokens of the batch, heads, top-k, sizes of the caches; and for each scale and
+backend. Lengths, offsets, pages and what the caches hold are operands.
 
-Memory: beside its operands and results, a chunk needs its workspace of (e - s) * M rows of 1 KiB,
-both caches gathered into the same one, and its index lists of t * C int32. They are gone when it
-ends, so chunks that run one after another need the largest one's. Head counts that aren't a
-multiple of 64 add a padded copy of the chunk's queries and results.
+Memory: beside its operands and the batch's results, into which it writes its rows, a chunk needs
+its workspace of (e - s) * M rows of 1 KiB, both caches gathered into the same one, and its index
+lists of t * C int32. They are gone when it ends, so chunks that run one after another need the
+largest one's. The kernel reads the chunk's queries where they are; "xla", a negative scale and head
+counts that aren't a multiple of 64 add a copy of the chunk's queries and results.
 """
 
 from __future__ import annotations
@@ -22,47 +23,47 @@ import numpy as np
 
 from jax_impl.kv_cache import PagedKV, gather_kv_into
 from jax_impl.planning import PrefillChunk
-from jax_impl.prefill.api import sparse_prefill
+from jax_impl.prefill.api import sparse_prefill_into
+from jax_impl.prefill.batch import BatchRows
 from jax_impl.prefill.indices_entries import all_entries
 from jax_impl.prefill.indices_keys import combined_rows, combined_slots
 from jax_impl.prefill.indices_layout import combined_width
 from jax_impl.prefill.indices_slots import no_table
 from jax_impl.prefill.indices_tokens import IndexLists, visible_in_images, window_rows
-from jax_impl.prefill.paged import sparse_prefill_paged
+from jax_impl.prefill.paged import sparse_prefill_paged_into
 from jax_impl.prefill.pipeline_result import ChunkStage
 from jax_impl.prefill.result import SparsePrefillResult
 
 
 class ChunkArrays(NamedTuple):
-    """Some consecutive requests of a batch, r of them, and their t query tokens."""
+    """Some consecutive requests of a batch, r of them, beside what all of them share."""
 
-    q: jax.Array  # [t, H, 512] bfloat16
+    q: jax.Array  # [T, H, 512] bfloat16, of the whole batch
     swa: PagedKV
     swa_block_table: jax.Array  # [r, columns] int32
     compressed: PagedKV | None
     compressed_block_table: jax.Array | None  # [r, columns] int32
-    topk_indices: jax.Array | None  # [t, topk] int32; None with a compressed cache: all entries
+    topk_indices: jax.Array | None  # [T, topk] int32; None with a compressed cache: all entries
     query_start_loc: jax.Array  # [r + 1] int32
     seq_lens: jax.Array  # [r] int32
     spans: np.ndarray  # [S, 2] int32
     span_offsets: np.ndarray  # [r + 1] int32
     attn_sink: jax.Array | None  # [H] float32
+    first_token: jax.Array | np.int32 = np.int32(0)  # of these requests, in the batch
 
     def of(self, chunk: PrefillChunk) -> ChunkArrays:
-        """The chunk's share: a copy, but of what is the chunk's as a whole."""
+        """The chunk's requests; nothing is copied that has a row for each token."""
         requests = functools.partial(_part, start=chunk.start, end=chunk.end)
         offsets = functools.partial(_part, start=chunk.start, end=chunk.end + 1)
-        tokens = functools.partial(_part, start=chunk.query_start, end=chunk.query_end)
         bounds = np.asarray(offsets(self.span_offsets))
         return self._replace(
-            q=tokens(self.q),
             swa_block_table=requests(self.swa_block_table),
             compressed_block_table=requests(self.compressed_block_table),
-            topk_indices=tokens(self.topk_indices),
             query_start_loc=offsets(self.query_start_loc),
             seq_lens=requests(self.seq_lens),
             spans=self.spans[bounds[0] : bounds[-1]],
             span_offsets=bounds - bounds[0],
+            first_token=np.int32(chunk.query_start),
         )
 
 
@@ -88,17 +89,24 @@ class Settings:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("compressed_rows", "workspace_rows", "settings", "keep_stage")
+    jax.jit,
+    donate_argnames="whole",
+    static_argnames=("num_tokens", "compressed_rows", "workspace_rows", "settings", "keep_stage"),
 )
 def attend_chunk(
     arrays: ChunkArrays,
+    whole: SparsePrefillResult,
     *,
+    num_tokens: int,
     compressed_rows: int,
     workspace_rows: int,
     settings: Settings,
     keep_stage: bool = False,
 ) -> tuple[SparsePrefillResult, ChunkStage | None]:
-    """Gathers both caches into one workspace, lists its rows for each token, and attends."""
+    """Gathers both caches into one workspace, lists its rows for each token, and attends.
+
+    `whole` with the rows of the requests' num_tokens tokens; it is written to, not copied.
+    """
     num_requests, d = arrays.seq_lens.shape[0], arrays.q.shape[2]
     gathered = window_rows(arrays.query_start_loc, arrays.seq_lens, settings.window)
     workspace = _empty_workspace(
@@ -115,50 +123,51 @@ def attend_chunk(
         offset=compressed_rows, backend=settings.backend,
     )  # fmt: skip
     lists = combined_rows(
-        *_list_arguments(arrays, settings), gathered, workspace_rows, compressed_rows,
+        *_list_arguments(arrays, num_tokens, settings), gathered, workspace_rows, compressed_rows,
         settings.compress_ratio, settings.window, width=_width(arrays, settings),
     )  # fmt: skip
     kv = workspace[...]
-    result = sparse_prefill(
-        arrays.q, kv.reshape(-1, d), lists.indices, settings.sm_scale,
+    batch = _rows_of(arrays, whole)
+    sparse_prefill_into(
+        batch, kv.reshape(-1, d), lists.indices, settings.sm_scale,
         attn_sink=arrays.attn_sink, topk_length=lists.lengths, backend=settings.backend,
-        validate=False,
     )  # fmt: skip
-    return result, ChunkStage(kv, lists.indices, lists.lengths) if keep_stage else None
+    return batch.written(), ChunkStage(kv, *lists) if keep_stage else None
 
 
-@functools.partial(jax.jit, static_argnames="settings")
-def attend_pages(arrays: ChunkArrays, *, settings: Settings) -> SparsePrefillResult:
-    """Lists slots of the caches for each token, and attends to the pages where they are."""
-    lists = slot_lists(arrays, settings)
+@functools.partial(jax.jit, donate_argnames="whole", static_argnames=("num_tokens", "settings"))
+def attend_pages(
+    arrays: ChunkArrays, whole: SparsePrefillResult, *, num_tokens: int, settings: Settings
+) -> SparsePrefillResult:
+    """Lists slots of the caches for each token, and attends to the pages where they are.
+
+    Writes to `whole`, as attend_chunk does.
+    """
+    lists = slot_lists(arrays, num_tokens, settings)
     caches = (arrays.swa,) if arrays.compressed is None else (arrays.compressed, arrays.swa)
-    return sparse_prefill_paged(
-        arrays.q, caches, lists.indices, settings.sm_scale,
+    batch = _rows_of(arrays, whole)
+    sparse_prefill_paged_into(
+        batch, caches, lists.indices, settings.sm_scale,
         attn_sink=arrays.attn_sink, topk_length=lists.lengths, backend=settings.backend,
-        validate=False,
     )  # fmt: skip
+    return batch.written()
 
 
-def slot_lists(arrays: ChunkArrays, settings: Settings) -> IndexLists:
+def _rows_of(arrays: ChunkArrays, whole: SparsePrefillResult) -> BatchRows:
+    result = SparsePrefillResult(*map(jax.new_ref, whole))
+    return BatchRows(arrays.q, result, jnp.asarray(arrays.first_token))
+
+
+def slot_lists(arrays: ChunkArrays, num_tokens: int, settings: Settings) -> IndexLists:
     table, page_size, num_slots = no_table(arrays.seq_lens.shape[0]), 1, 0
     if arrays.compressed is not None:
         table = arrays.compressed_block_table
         page_size, num_slots = arrays.compressed.page_size, arrays.compressed.num_slots
     return combined_slots(
-        *_list_arguments(arrays, settings), arrays.swa_block_table, table,
+        *_list_arguments(arrays, num_tokens, settings), arrays.swa_block_table, table,
         arrays.swa.page_size, arrays.swa.num_slots, page_size, num_slots,
         settings.compress_ratio, settings.window, width=_width(arrays, settings),
     )  # fmt: skip
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def put(whole: SparsePrefillResult, part: SparsePrefillResult, first: Any) -> SparsePrefillResult:
-    """The chunk's rows at their place; `whole` is written to, not copied."""
-
-    def place(array: jax.Array, rows: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(array, rows, first, axis=0)
-
-    return jax.tree.map(place, whole, part)
 
 
 def _empty_workspace(rows: jax.ShapeDtypeStruct) -> Any:
@@ -166,13 +175,14 @@ def _empty_workspace(rows: jax.ShapeDtypeStruct) -> Any:
     return jax.empty_ref(rows)
 
 
-def _list_arguments(arrays: ChunkArrays, settings: Settings) -> tuple[Any, ...]:
-    num_tokens = arrays.q.shape[0]
+def _list_arguments(arrays: ChunkArrays, num_tokens: int, settings: Settings) -> tuple[Any, ...]:
     images = visible_in_images(
         arrays.query_start_loc, arrays.seq_lens, arrays.spans, arrays.span_offsets,
         settings.max_image_tokens, num_tokens=num_tokens,
     )  # fmt: skip
     entries = arrays.topk_indices
+    if entries is not None and num_tokens != entries.shape[0]:
+        entries = jax.lax.dynamic_slice_in_dim(entries, arrays.first_token, num_tokens)
     if entries is None and arrays.compressed is None:
         entries = jnp.zeros((num_tokens, 0), jnp.int32)
     elif entries is None:

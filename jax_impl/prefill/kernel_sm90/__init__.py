@@ -9,10 +9,11 @@ softmax works in base 2 and moves its reference maximum only when a row has outg
 
 Contract. `launch.attend`: q [T, H, D] and kv [S, D] bfloat16, D 512 or 576, H at most 128,
 indices [T, K] int32 of any width, T >= 1; scale >= 0. Special values as in
-`jax_impl.sparse_prefill`. Scores are sums of bfloat16 products in float32, weights are rounded
-to bfloat16 for the product with the values and not for their sum. Each row's bits depend on
-its own query, list and length alone: not on the other heads of its tile, on the batch, or on
-num_ctas. exp2 and the reciprocal are the hardware's approximations.
+`jax_impl.sparse_prefill`. `launch.attend_into` does it for some tokens of a batch, in place.
+Scores are sums of bfloat16 products in float32, weights are rounded to bfloat16 for the product
+with the values and not for their sum. Each row's bits depend on its own query, list and length
+alone: not on the other heads of its tile, on the batch, or on num_ctas. exp2 and the reciprocal
+are the hardware's approximations.
 
 Cost. 2 T H K (D + 512) multiply-adds' worth of FLOP. Per pair of blocks and tile, 72 KB (D 512:
 64 KB) a slot pass through L2 into the SM while the tensor core is busy for 2 * 64 * 64 * 2 *
@@ -37,7 +38,20 @@ once more, for Pallas' interpreter, in seams_interpret.py.
 """
 
 from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig
-from jax_impl.prefill.kernel_sm90.launch import attend, attend_pages
+from jax_impl.prefill.kernel_sm90.launch import (
+    attend,
+    attend_into,
+    attend_pages,
+    attend_pages_into,
+)
 from jax_impl.prefill.kernel_sm90.problem import Pages
 
-__all__ = ["Config", "PagedConfig", "Pages", "attend", "attend_pages"]
+__all__ = [
+    "Config",
+    "PagedConfig",
+    "Pages",
+    "attend",
+    "attend_into",
+    "attend_pages",
+    "attend_pages_into",
+]

@@ -31,7 +31,10 @@ def sparse_prefill_body(
     problem: Problem, config: Config, seams: ModuleType, gmem: Gmem, smem: Smem
 ) -> None:
     """All tiles of one thread block."""
-    context = Context(problem, config, seams, gmem, smem, cta=lax.axis_index(CTA_AXIS))
+    context = Context(
+        problem, config, seams, gmem, smem,
+        cta=lax.axis_index(CTA_AXIS), first_token=gmem.first_token[0],
+    )  # fmt: skip
     seams.initialise_barriers(smem.barriers)
     for number, role in enumerate(roles_of(problem)):
 

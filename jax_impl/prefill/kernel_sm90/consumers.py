@@ -42,7 +42,7 @@ def load_queries(k: Context, tile: Tile) -> None:
     rows = pl.ds(tile.first_head, TILE_HEADS)
     for side, columns in enumerate((pl.ds(0, SIDE_COLUMNS), k.problem.columns_from_right)):
         plgpu.copy_gmem_to_smem(
-            k.gmem.q.at[tile.token, rows, columns], k.smem.q[side], k.smem.q_ready.at[side]
+            k.gmem.q.at[tile.batch_token, rows, columns], k.smem.q[side], k.smem.q_ready.at[side]
         )
 
 

@@ -17,14 +17,18 @@ I32 = jnp.int32
 
 
 class Gmem(NamedTuple):
-    """The operands and results in global memory."""
+    """The operands and results in global memory.
+
+    A launch serves t tokens of a batch of T, those from first_token on.
+    """
 
     q: Any  # [T, H, D] bfloat16
     kv: Any  # [S, D] bfloat16, or a tuple of paged caches [num_pages, page_stride] uint8
-    indices: Any  # [T, K] int32
-    length: Any  # [T] int32
+    indices: Any  # [t, K] int32
+    length: Any  # [t] int32
     sink: Any  # [H] float32, base-e logits
     scale: Any  # [1] float32, the factor from q.k to base-2 logits
+    first_token: Any  # [1] int32
     out: Any  # [T, H, 512] bfloat16
     max_logits: Any  # [T, H] float32
     lse: Any  # [T, H] float32
@@ -54,7 +58,8 @@ class Tile(NamedTuple):
     """64 heads of one token."""
 
     number: Any
-    token: Any
+    token: Any  # of this launch
+    batch_token: Any  # its row of q and of the results
     first_head: Any
 
 
@@ -80,6 +85,7 @@ class Context:
     gmem: Gmem
     smem: Smem
     cta: Any
+    first_token: Any
 
     @property
     def num_ctas(self) -> int:
@@ -92,11 +98,17 @@ class Context:
     def tile(self, number: Any) -> Tile:
         """Tiles of a token follow one another, so that they run at the same time."""
         head_tiles = I32(self.problem.head_tiles)
+        token = lax.div(number, head_tiles)
         return Tile(
             number=number,
-            token=lax.div(number, head_tiles),
+            token=token,
+            batch_token=self.first_token + token,
             first_head=lax.rem(number, head_tiles) * TILE_HEADS,
         )
+
+    def prefetch_queries(self, tile: Tile) -> None:
+        number = tile.number + self.first_token * self.problem.head_tiles
+        self.seams.prefetch_queries(self.gmem.q, number)
 
     def own_tile(self, i: Any) -> Tile:
         return self.tile(self.cta + i * self.num_ctas)

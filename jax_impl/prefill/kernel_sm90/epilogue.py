@@ -70,14 +70,14 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
     factor = jnp.where(empty, 0.0, 1.0 / denominator)
     out = acc * over_columns(factor, acc)
     columns = pl.ds(parity * SIDE_COLUMNS, SIDE_COLUMNS)
-    k.seams.store_output(k.gmem.out.at[tile.token, heads, columns], out.astype(jnp.bfloat16))
+    k.seams.store_output(k.gmem.out.at[tile.batch_token, heads, columns], out.astype(jnp.bfloat16))
 
     if parity == ODD:
         maximum = jnp.maximum(state.maximum, k.seams.get_rows(k.smem.mailbox.at[MAXIMUM]))
         lse = jnp.log(total) + state.reference * LN_2
-        k.seams.store_rows(k.gmem.lse.at[tile.token, heads], jnp.where(empty, jnp.inf, lse))
+        k.seams.store_rows(k.gmem.lse.at[tile.batch_token, heads], jnp.where(empty, jnp.inf, lse))
         maximum = jnp.where(empty, -jnp.inf, maximum * LN_2)
-        k.seams.store_rows(k.gmem.max_logits.at[tile.token, heads], maximum)
+        k.seams.store_rows(k.gmem.max_logits.at[tile.batch_token, heads], maximum)
 
 
 def _zero_without_keys(k: Context, own: OwnTile, total: Any, acc: Any) -> tuple[Any, Any]:

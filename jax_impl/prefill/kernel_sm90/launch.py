@@ -1,15 +1,20 @@
-"""Pads a problem to what the kernel's tiles want, launches it, and strips the padding."""
+"""Pads a problem to what the kernel's tiles want, launches it, and strips the padding.
+
+A launch writes into a result that is there already (`BatchRows`), so that one chunk of a batch
+needs neither a copy of its queries nor one of its results.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.prefill.batch import BatchRows
 from jax_impl.prefill.kernel_sm90 import seams_cuda, seams_interpret
 from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, ROLE_AXIS, roles_of, sparse_prefill_body
 from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig, check_smem
@@ -56,10 +61,29 @@ def attend(
     Padding happens outside of the compiled program, so that all head counts up to 64, and all
     widths up to the same multiple of 128, share one.
     """
+    lists = Lists(indices, length, sink, base2_scale)
     return _padded(
-        q, (kv,), indices, base2_scale, sink, length,
-        num_kv=num_kv, pages=(), config=config or Config(), interpret=interpret,
-    )  # fmt: skip
+        q, (kv,), lists, num_kv=num_kv, pages=(), config=config or Config(), interpret=interpret
+    )
+
+
+def attend_into(
+    batch: BatchRows,
+    kv: BFloat16[Array, "S D"],
+    indices: Int32[Array, "t K"],
+    base2_scale: Float32[Array, " 1"],
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " t"],
+    *,
+    num_kv: int,
+    config: Config | None = None,
+    interpret: Any = None,
+) -> None:
+    """As attend, for t tokens of a batch. Padded heads cost a copy of their rows."""
+    lists = Lists(indices, length, sink, base2_scale)
+    _into(
+        batch, (kv,), lists, num_kv=num_kv, pages=(), config=config or Config(), interpret=interpret
+    )
 
 
 def attend_pages(
@@ -78,61 +102,112 @@ def attend_pages(
 
     Each cache has at least one page; of its slots the first pages[i].num_slots count.
     """
+    lists = Lists(slots, length, sink, base2_scale)
     return _padded(
-        q, tuple(caches), slots, base2_scale, sink, length,
-        num_kv=sum(cache.num_slots for cache in pages), pages=pages,
+        q, tuple(caches), lists, num_kv=_num_slots(pages), pages=pages,
         config=config or PagedConfig(), interpret=interpret,
     )  # fmt: skip
 
 
+def attend_pages_into(
+    batch: BatchRows,
+    caches: Sequence[UInt8[Array, "num_pages page_stride"]],
+    slots: Int32[Array, "t K"],
+    base2_scale: Float32[Array, " 1"],
+    sink: Float32[Array, " H"],
+    length: Int32[Array, " t"],
+    *,
+    pages: tuple[Pages, ...],
+    config: PagedConfig | None = None,
+    interpret: Any = None,
+) -> None:
+    """As attend_pages, for t tokens of a batch. Padded heads cost a copy of their rows."""
+    lists = Lists(slots, length, sink, base2_scale)
+    _into(
+        batch, tuple(caches), lists, num_kv=_num_slots(pages), pages=pages,
+        config=config or PagedConfig(), interpret=interpret,
+    )  # fmt: skip
+
+
+class Lists(NamedTuple):
+    """What a launch has beside queries, keys and results."""
+
+    indices: jax.Array
+    length: jax.Array
+    sink: jax.Array
+    base2_scale: jax.Array
+
+    def padded(self) -> Lists:
+        return self._replace(
+            indices=_pad(self.indices, axis=1, multiple=PAIR_KEYS, value=-1),
+            sink=_pad(self.sink, axis=0, multiple=TILE_HEADS, value=-jnp.inf),
+        )
+
+
+def _num_slots(pages: tuple[Pages, ...]) -> int:
+    return sum(cache.num_slots for cache in pages)
+
+
 def _padded(
-    q: jax.Array,
-    kv: tuple[jax.Array, ...],
-    indices: jax.Array,
-    base2_scale: jax.Array,
-    sink: jax.Array,
-    length: jax.Array,
-    **static: Any,
+    q: jax.Array, kv: tuple[jax.Array, ...], lists: Lists, **static: Any
 ) -> SparsePrefillResult:
     num_heads = q.shape[1]
     q = _pad(q, axis=1, multiple=TILE_HEADS, value=0)
-    sink = _pad(sink, axis=0, multiple=TILE_HEADS, value=-jnp.inf)
-    indices = _pad(indices, axis=1, multiple=PAIR_KEYS, value=-1)
-    result = _launch(q, kv, indices, length, sink, base2_scale, **static)
+    result = _launch(q, kv, lists.padded(), **static)
     if q.shape[1] == num_heads:
         return result
     return SparsePrefillResult(*(array[:, :num_heads] for array in result))
 
 
+def _into(batch: BatchRows, kv: tuple[jax.Array, ...], lists: Lists, **static: Any) -> None:
+    if batch.q.shape[1] % TILE_HEADS:
+        batch.write(_padded(batch.queries(lists.indices.shape[0]), kv, lists, **static))
+    else:
+        _launch_into(batch, kv, lists.padded(), **static)
+
+
 @functools.partial(jax.jit, static_argnames=("num_kv", "pages", "config", "interpret"))
 def _launch(
-    q: jax.Array,
+    q: jax.Array, kv: tuple[jax.Array, ...], lists: Lists, **static: Any
+) -> SparsePrefillResult:
+    rows = q.shape[:2]
+    result = SparsePrefillResult(
+        out=jax.empty_ref(jax.ShapeDtypeStruct((*rows, D_V), jnp.bfloat16)),
+        max_logits=jax.empty_ref(jax.ShapeDtypeStruct(rows, jnp.float32)),
+        lse=jax.empty_ref(jax.ShapeDtypeStruct(rows, jnp.float32)),
+    )
+    batch = BatchRows(q, result, jnp.int32(0))
+    _launch_into(batch, kv, lists, **static)
+    return batch.written()
+
+
+@functools.partial(jax.jit, static_argnames=("num_kv", "pages", "config", "interpret"))
+def _launch_into(
+    batch: BatchRows,
     kv: tuple[jax.Array, ...],
-    indices: jax.Array,
-    length: jax.Array,
-    sink: jax.Array,
-    base2_scale: jax.Array,
+    lists: Lists,
     *,
     num_kv: int,
     pages: tuple[Pages, ...],
     config: Config,
     interpret: Any,
-) -> SparsePrefillResult:
-    num_tokens, num_heads, d_qk = q.shape
+) -> None:
+    _, num_heads, d_qk = batch.q.shape
+    num_tokens, topk = lists.indices.shape
     problem = Problem(
         num_tokens=num_tokens,
         num_heads=num_heads,
         d_qk=d_qk,
         num_kv=num_kv,
-        topk=indices.shape[1],
+        topk=topk,
         pages=pages,
     )
     kernel = build(problem, config, interpret)
-    return SparsePrefillResult(*kernel(q, *kv, indices, length, sink, base2_scale))
+    kernel(batch.q, *kv, *lists, batch.first_token.reshape(1), *batch.result)
 
 
 def build(problem: Problem, config: Config, interpret: Any) -> Any:
-    """The kernel as a function of (q, kv, indices, length, sink, base2_scale).
+    """The kernel as a function of Gmem's fields, the last three of which are refs.
 
     With pages, each cache is an argument in the place of kv.
     """
@@ -148,14 +223,9 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
             others = [tuple(others[:caches]), *others[caches:]]
         sparse_prefill_body(problem, config, seams, Gmem(q, *others), smem)
 
-    rows = (problem.num_tokens, problem.num_heads)
     return plgpu.kernel(
         sparse_prefill_sm90,
-        out_type=[
-            jax.ShapeDtypeStruct((*rows, D_V), jnp.bfloat16),
-            jax.ShapeDtypeStruct(rows, jnp.float32),
-            jax.ShapeDtypeStruct(rows, jnp.float32),
-        ],
+        out_type=(),
         scratch_types=[scratch],
         grid=(config.ctas_for(problem),),
         grid_names=(CTA_AXIS,),

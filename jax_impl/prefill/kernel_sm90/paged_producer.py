@@ -107,8 +107,7 @@ def produce(k: Context) -> None:
                 length=jnp.where(is_last, next_length, own.length),
             )
             # Just ahead of its use: L2 turns over within one tile.
-            number = own.following.number
-            pl.when(is_last)(lambda: k.seams.prefetch_queries(k.gmem.q, number))
+            pl.when(is_last)(lambda: k.prefetch_queries(own.following))
             return _fill_pair(k, following, own.following, *carry)
 
         return lax.fori_loop(0, own.num_pairs, fill, carry)

@@ -86,7 +86,7 @@ def _load_indices(k: Context, token: Any, first_slot: Any) -> tuple[Any, Any]:
 def _fill_pair(k: Context, pair: _Pair, rounds: Any, indices: Any) -> Any:
     """rounds: pairs filled before this one."""
     # Just ahead of its use: L2 turns over within one tile.
-    pl.when(pair.is_last)(lambda: k.seams.prefetch_queries(k.gmem.q, pair.next_tile.number))
+    pl.when(pair.is_last)(lambda: k.prefetch_queries(pair.next_tile))
     next_indices = _load_indices(k, pair.next_token, pair.next_slot)
 
     for slot in barriers.SLOTS:

@@ -202,7 +202,7 @@ def test_torch_tensors_may_be_written_to_as_soon_as_the_call_returns():
 def test_no_tokens_give_empty_results_without_a_launch(monkeypatch):
     from jax_impl.prefill import api
 
-    monkeypatch.setattr(api, "_ATTEND", {})  # a launch would raise
+    monkeypatch.setattr(api, "_attend", None)  # a launch would raise
     for backend in ("xla", "pallas-interpret"):
         result = sparse_prefill(
             zeros(0, 5, 576), zeros(ROWS, 576), zeros(0, TOPK, dtype=np.int32), 0.1, backend=backend

@@ -3,6 +3,7 @@ memory accesses are ordered, and that faults planted in it are found."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import types
@@ -174,11 +175,19 @@ def test_both_backends_run_the_same_body_function(monkeypatch):
             ((1,), "int32"),
             ((64,), "float32"),
             ((1,), "float32"),
+            ((1,), "int32"),
         )
     ]
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 64), (1, 64))]
+    results = [jax.ShapeDtypeStruct((1, 64, 512), jnp.bfloat16), *results]
+
+    def call(interpret_params, *operands):
+        kernel = launch.build(problem, Config(), interpret_params)
+        kernel(*operands, *map(jax.empty_ref, results))
+
     for interpret_params in (None, plgpu.InterpretGPUParams()):
         with pytest.raises((StopIteration, RuntimeError)):
-            jax.eval_shape(launch.build(problem, Config(), interpret_params), *shapes)
+            jax.eval_shape(functools.partial(call, interpret_params), *shapes)
     assert [seams for _, seams in ran] == [seams_cuda, seams_interpret]
 
 

@@ -16,7 +16,7 @@ from jax_impl.kv_cache.xla import BLOCK_ROWS
 from jax_impl.planning import PrefillChunk, plan_prefill_chunks
 from jax_impl.prefill import pipeline
 from jax_impl.prefill.indices import combined_width
-from jax_impl.prefill.pipeline_chunk import attend_chunk, put
+from jax_impl.prefill.pipeline_chunk import attend_chunk
 from tests.jax_impl.prefill.v4_batches import problem
 
 D, HEADS, TOPK, RATIO, PAGE = 512, 64, 512, 4, 64
@@ -91,25 +91,27 @@ def test_a_chunk_needs_its_workspace_and_its_lists(kv_format):
     lists = sum(query_lens) * width * 4
     assert workspace > 35 * MIB
     temporary = compiled(seq_lens, query_lens, kv_format, **engine).temp_size_in_bytes
-    assert workspace <= temporary <= workspace + 2 * lists + beside(width)
+    assert workspace <= temporary <= workspace + lists + beside(width)
 
 
 def test_chunks_run_one_after_another(monkeypatch):
-    """When a chunk's program is started nothing is left of the ones before it but their rows of
-    the result; beside these and the arguments there is the chunk's own share of q and the like.
+    """When a chunk's program is started there is nothing beside the arguments but the results, and
+    it hands back the same memory: of the chunks before it their rows are left, and nothing else.
     """
     batch = problem([20, 300, 200, 40], [20, 30, 9, 40], heads=HEADS, chunk_size=8)
     arguments = {**batch.arguments, "q": jnp.asarray(batch.arguments["q"])}
-    small = 2**16  # lists, offsets and tables
+    small = 2**16  # offsets and tables
     result_bytes = batch.arguments["q"].nbytes + 2 * 99 * HEADS * 4
     counted = []
 
-    def counting(arrays: Any, **settings: Any) -> Any:
+    def counting(arrays: Any, whole: SparsePrefillResult, **settings: Any) -> Any:
         gc.collect()
-        share = arrays.q.nbytes
-        beside_share = live_bytes() - before - share
-        counted.append((share, beside_share))
-        return attend_chunk(arrays, **settings)
+        counted.append(live_bytes() - before)
+        assert arrays.q is arguments["q"]
+        places = [array.unsafe_buffer_pointer() for array in whole]
+        result, stage = attend_chunk(arrays, whole, **settings)
+        assert [array.unsafe_buffer_pointer() for array in result] == places
+        return result, stage
 
     monkeypatch.setattr(pipeline, "attend_chunk", counting)
     plan = [
@@ -120,23 +122,8 @@ def test_chunks_run_one_after_another(monkeypatch):
     gc.collect()
     before = live_bytes()
     v4_prefill(**arguments, plan=plan, backend="xla")
-    assert [share for share, _ in counted] == [tokens * HEADS * ROW for tokens in (20, 30, 9, 40)]
-    for _, beside_share in counted:
-        assert result_bytes <= beside_share <= result_bytes + small
-
-
-def test_a_chunks_rows_are_put_into_the_result_where_they_belong():
-    """In place: the result is handed over, not copied."""
-    shapes: dict[str, Any] = {
-        "out": jax.ShapeDtypeStruct((2400, HEADS, D), jnp.bfloat16),
-        "max_logits": jax.ShapeDtypeStruct((2400, HEADS), jnp.float32),
-        "lse": jax.ShapeDtypeStruct((2400, HEADS), jnp.float32),
-    }
-    result = SparsePrefillResult(**shapes)
-    part = jax.tree.map(lambda x: jax.ShapeDtypeStruct((900, *x.shape[1:]), x.dtype), result)
-    memory: Any = put.lower(result, part, 0).compile().memory_analysis()
-    assert memory.alias_size_in_bytes >= 2400 * HEADS * (ROW + 8)
-    assert memory.temp_size_in_bytes < 2**16
+    assert len(counted) == 4
+    assert all(result_bytes <= live <= result_bytes + small for live in counted)
 
 
 def test_fused_needs_no_workspace():
@@ -145,4 +132,5 @@ def test_fused_needs_no_workspace():
     width = combined_width(TOPK, 128)
     lists = sum(query_lens) * width * 4
     temporary = compiled(seq_lens, query_lens, "v4-fp8", **engine).temp_size_in_bytes
-    assert temporary <= 2 * lists + 2 * beside(width)
+    # On a CPU XLA writes a list in two passes.
+    assert temporary <= 2 * lists + beside(width)

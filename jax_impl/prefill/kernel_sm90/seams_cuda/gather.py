@@ -138,7 +138,7 @@ def copy_columns(
 
 
 def prefetch_queries(q_gmem: Any, tile_number: Any) -> None:
-    """Asks L2 for the queries of a tile; those of consecutive tiles lie one after another."""
+    """Asks L2 for the queries of a tile, by its number in the whole of q."""
     tile_bytes = TILE_HEADS * q_gmem.shape[2] * BF16_BYTES
     thread_bytes = tile_bytes // ptx.WARPGROUP
 
