@@ -17,6 +17,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.kv_cache import PagedKV
+from jax_impl.mosaic.rows_interpret import (
+    any_row,
+    get_rows,
+    put_rows,
+    quad_sum,
+    row_partial_sums,
+    store_weights,
+)
 from jax_impl.prefill.kernel_sm90 import barriers
 from jax_impl.prefill.kernel_sm90.problem import (
     BLOCK_KEYS,
@@ -27,6 +35,8 @@ from jax_impl.prefill.kernel_sm90.problem import (
     Problem,
 )
 from jax_impl.prefill.paged_rows import read_rows
+
+__all__ = ["any_row", "get_rows", "put_rows", "quad_sum", "row_partial_sums", "store_weights"]
 
 
 def barrier_scratch() -> Any:
@@ -215,30 +225,6 @@ def finish_products(in_flight: int, *arrays: Any) -> list[Any]:
     if not in_flight:
         _fence_generic_to_async()
     return list(arrays)
-
-
-def any_row(condition: Any) -> Any:
-    return condition.any().astype(jnp.int32)
-
-
-def row_partial_sums(matrix: Any) -> Any:
-    return matrix.sum(axis=1)
-
-
-def quad_sum(rows: Any) -> Any:
-    return rows
-
-
-def put_rows(box_smem: Any, rows: Any) -> None:
-    box_smem[pl.ds(0, TILE_HEADS)] = rows
-
-
-def get_rows(box_smem: Any) -> Any:
-    return box_smem[pl.ds(0, TILE_HEADS)]
-
-
-def store_weights(place_smem: Any, weights: Any) -> None:
-    place_smem[...] = weights
 
 
 def store_output(out_gmem: Any, out: Any) -> None:

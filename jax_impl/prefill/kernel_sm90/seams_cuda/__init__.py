@@ -5,6 +5,14 @@ Docstrings stand here. Refs are Pallas refs, arrays are spread over a warpgroup 
 that the function's body names, `problem` is static.
 """
 
+from jax_impl.mosaic.rows import (
+    any_row,
+    get_rows,
+    put_rows,
+    quad_sum,
+    row_partial_sums,
+    store_weights,
+)
 from jax_impl.prefill.kernel_sm90.seams_cuda.gather import (
     copy_columns,
     load_indices,
@@ -30,16 +38,7 @@ from jax_impl.prefill.kernel_sm90.seams_cuda.products import (
     start_values_of_registers,
     start_values_of_smem,
 )
-from jax_impl.prefill.kernel_sm90.seams_cuda.rows import (
-    any_row,
-    get_rows,
-    put_rows,
-    quad_sum,
-    row_partial_sums,
-    store_output,
-    store_rows,
-    store_weights,
-)
+from jax_impl.prefill.kernel_sm90.seams_cuda.rows import store_output, store_rows
 from jax_impl.prefill.kernel_sm90.seams_cuda.synchronisation import (
     arrive,
     arrive_after_copies,
