@@ -96,6 +96,11 @@ def shares_memory(array: Any) -> bool:
     return not isinstance(array, (jax.Array, np.ndarray))
 
 
+def true_or_false(value: Any, name: str) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False; got {value!r}")
+
+
 def known_number(value: Any, name: str) -> float:
     """A Python or NumPy number that is known when the call is made, finite also as float32."""
     if isinstance(value, np.ndarray) and value.ndim == 0:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_impl.arrays import is_traced, known_number, shape_of, shares_memory, to_jax
+from jax_impl.arrays import is_traced, known_number, shape_of, shares_memory, to_jax, true_or_false
 
 D_QK = (512, 576)
 D_V = 512
@@ -42,6 +42,7 @@ def check(
     validate: bool,
 ) -> Arguments:
     """Raises ValueError or NotImplementedError for what can't be served, else converts."""
+    true_or_false(validate, "validate")
     queries = check_queries(q, D_QK)
     num_tokens, _, d_qk = queries
     if not isinstance(d_v, (int, np.integer)) or d_v != D_V:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_impl.arrays import is_traced, shape_of
+from jax_impl.arrays import is_traced, shape_of, true_or_false
 
 INT32_MAX = 2**31 - 1
 _INT32 = ("int32",)
@@ -38,11 +38,6 @@ def count(value: Any, name: str, *, least: int = 0) -> int:
     if exact is None or not least <= exact <= INT32_MAX:
         raise ValueError(f"{name} must be an integer from {least} to 2^31 - 1; got {value!r}")
     return exact
-
-
-def true_or_false(value: Any, name: str) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False; got {value!r}")
 
 
 def round_up(value: int, multiple: int) -> int:

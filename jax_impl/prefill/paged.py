@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced, known_number, shares_memory, to_jax
+from jax_impl.arrays import is_traced, known_number, shares_memory, to_jax, true_or_false
 from jax_impl.kv_cache import FORMATS, PagedKV
 from jax_impl.prefill import kernel_sm90, xla
 from jax_impl.prefill.api import INTERPRETED_CTAS, base2
@@ -73,6 +73,7 @@ def sparse_prefill_paged(
       NotImplementedError: more than 128 heads, another width than 512, another format, or a
         backend that this machine can't run.
     """
+    true_or_false(validate, "validate")
     queries = check_queries(q, (D_V,))
     num_tokens, num_heads, _ = queries
     _check_caches(caches)

@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced
+from jax_impl.arrays import is_traced, true_or_false
 from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill.arguments import D_V
-from jax_impl.prefill.indices_checks import true_or_false
 from jax_impl.prefill.pipeline_arguments import Arguments, check, check_fused
 from jax_impl.prefill.pipeline_chunk import attend_chunk, attend_pages
 from jax_impl.prefill.pipeline_plan import check_area, check_plan

@@ -15,11 +15,10 @@ with the values and not for their sum. Each row's bits depend on its own query, 
 alone: not on the other heads of its tile, on the batch, or on num_ctas. exp2 and the reciprocal
 are the hardware's approximations.
 
-Cost. 2 T H K (D + 512) multiply-adds' worth of FLOP. Per pair of blocks and tile, 72 KB (D 512:
-64 KB) a slot pass through L2 into the SM while the tensor core is busy for 2 * 64 * 64 * 2 *
-(D + 512) / 8192 cycles; a slot can be refilled only between its last use as values and its
-next use as keys, and shared memory holds no third one. Large S is bound by that refill, small
-K by the end of each tile.
+Cost. 2 T H K (D + 512) FLOP. Per block and tile, 72 KB (D 512: 64 KB) pass through L2 into a slot
+of the SM while its tensor cores, at 4096 FLOP a cycle, are busy for 2 * 64 * 64 * (D + 512) / 4096
+cycles; a slot can be refilled only between its last use as values and its next use as keys, and
+shared memory holds no third one. Large S is bound by that refill, small K by the end of each tile.
 
 With pages (`launch.attend_pages`) the keys lie in one or two paged caches of 584-byte FP8 tokens,
 D is 512, and paged_producer.py takes the gather's place: it widens keys in its registers, and

@@ -94,6 +94,7 @@ BAD = [
     ("sm_scale", "0.5", ValueError, "sm_scale must be a Python or NumPy number"),
     ("sm_scale", True, ValueError, "sm_scale must be a Python or NumPy number"),
     ("sm_scale", 10**400, ValueError, r"sm_scale must be finite.* got 10+\.\.\. \(401 digits\)"),
+    ("validate", 1, ValueError, "validate must be True or False; got 1"),
     ("d_v", 256, NotImplementedError, "d_v must be 512; got 256"),
     ("d_v", np.asarray([512, 512]), NotImplementedError, "d_v must be 512; got array"),
     ("backend", "cuda", ValueError, "backend must be one of auto, xla, pallas, pallas-interpret"),

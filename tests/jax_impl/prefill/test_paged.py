@@ -166,6 +166,7 @@ def paged(kv_format: str, num_pages: int = 2, page_size: int = 64) -> PagedKV:
 
 
 BAD = [
+    ("validate", 1, ValueError, "validate must be True or False; got 1"),
     # (changed argument, its value, error, what the message says)
     ("q", zeros(TOKENS, HEADS, 576), NotImplementedError, "width D of 512; got 576"),
     ("q", zeros(TOKENS, HEADS, 512, dtype=np.float32), ValueError, "be bfloat16; got float32"),
