@@ -58,10 +58,20 @@ _BF16_MANTISSA_BITS = 7
 _BOTH_HALVES = 0x00010001
 
 
-def moved_factor(byte: ir.Value) -> ir.Value:
-    """What `moved` multiplies by for a UE8M0 byte under 128, as two equal bfloat16."""
-    exponent = arith.addi(byte, ptx.constant(_MOVED_BY))  # of 2^(byte - 127 + 120), biased
-    return ptx.times(exponent, _BOTH_HALVES << _BF16_MANTISSA_BITS)
+def moved_factor(word: ir.Value, number: int) -> ir.Value:
+    """What `moved` multiplies by for a byte of a word, a UE8M0 one under 128.
+
+    2^(byte - 127 + 120) as two equal bfloat16.
+    """
+    added = _MOVED_BY * _BOTH_HALVES << _BF16_MANTISSA_BITS
+    return ptx.asm(
+        f"{{ .reg .b32 both; prmt.b32 both, $1, 0, 0x4{number}4{number}; "
+        f"mad.lo.u32 $0, both, {1 << _BF16_MANTISSA_BITS}, {added:#x}; }}",
+        [word],
+        "=r,r",
+        ptx.i32(),
+        pure=True,
+    )
 
 
 def moved(word: ir.Value, factor: ir.Value) -> list[ir.Value]:
@@ -92,11 +102,6 @@ def note_nan_codes(noted: ir.Value, word: ir.Value) -> ir.Value:
         ptx.i32(),
         pure=True,
     )
-
-
-def note_nothing(noted: ir.Value, word: ir.Value) -> ir.Value:
-    """`noted`, in a way that waits for the word to arrive."""
-    return arith.ori(noted, arith.andi(word, ptx.constant(0x7F7F7F7F)))
 
 
 def any_noted_in_warp(noted: ir.Value) -> ir.Value:

@@ -128,6 +128,11 @@ def splat(value: ir.Value, *, is_signed: bool = True) -> mgpu.FragmentedArray:
     return mgpu.FragmentedArray.splat(value, (), is_signed=is_signed)
 
 
+def anew(value: ir.Value) -> ir.Value:
+    """The same i32, of which nothing is kept in registers that was once made from it."""
+    return asm("mov.b32 $0, $1;", [value], "=r,r", i32())
+
+
 def thread() -> ir.Value:
     """The number of this thread in its warpgroup."""
     return arith.remui(mgpu_utils.thread_idx(), constant(WARPGROUP))

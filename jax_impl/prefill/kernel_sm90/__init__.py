@@ -24,7 +24,7 @@ With pages (`launch.attend_pages`) the keys lie in one or two paged caches of 58
 D is 512, and paged_producer.py takes the gather's place: it widens keys in its registers, and
 leaves in shared memory what a gather from a bfloat16 workspace would have, so that the result
 has the bits of gathering and attending. A key is 584 bytes through L2 instead of 1024, and costs
-the producer about 2.5 instructions a thread for each of its float8 codes.
+the producer about 2.5 instructions for each float8 code that a thread widens.
 
 What it does not do: other head widths, a key/value split, T = 0, splitting the keys of one token
 over thread blocks (a handful of tokens can't fill the GPU), any GPU but Hopper.

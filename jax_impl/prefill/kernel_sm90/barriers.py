@@ -24,11 +24,17 @@ totals_ready = (10, 11)
 
 COUNT = 12
 
-# How many times each of the 128 threads of a warpgroup arrives per phase. A left column group
-# is announced twice: once with its mask, and once when its copies have landed.
-ARRIVALS_PER_THREAD = tuple(
-    2 if any(barrier == kv_ready[slot][LEFT] for slot in SLOTS) else 1 for barrier in range(COUNT)
-)
+
+def arrivals_per_thread(*, paged: bool) -> tuple[int, ...]:
+    """How many times each of the 128 threads of a warpgroup arrives per phase, by barrier.
+
+    A left column group is announced twice: once with its mask, and once when its columns are
+    there. With pages so is a right one: once with what has been widened, and once when the rest
+    has been copied.
+    """
+    twice = {kv_ready[slot][side] for slot in SLOTS for side in (SIDES if paged else (LEFT,))}
+    return tuple(2 if barrier in twice else 1 for barrier in range(COUNT))
+
 
 assert len({b for pair in (*kv_ready, *kv_free) for b in pair}) == len(SLOTS) * len(SIDES) * 2
 assert (EVEN, ODD) == (0, 1)

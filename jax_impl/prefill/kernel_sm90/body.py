@@ -12,7 +12,7 @@ from types import ModuleType
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jax_impl.prefill.kernel_sm90 import consumers, paged_producer, producer
+from jax_impl.prefill.kernel_sm90 import barriers, consumers, paged_producer, producer
 from jax_impl.prefill.kernel_sm90.config import Config
 from jax_impl.prefill.kernel_sm90.context import Context, Gmem, Smem
 from jax_impl.prefill.kernel_sm90.problem import Problem
@@ -35,7 +35,8 @@ def sparse_prefill_body(
         problem, config, seams, gmem, smem,
         cta=lax.axis_index(CTA_AXIS), first_token=gmem.first_token[0],
     )  # fmt: skip
-    seams.initialise_barriers(smem.barriers)
+    arrivals = barriers.arrivals_per_thread(paged=bool(problem.pages))
+    seams.initialise_barriers(smem.barriers, arrivals)
     for number, role in enumerate(roles_of(problem)):
 
         @pl.when(lax.axis_index(ROLE_AXIS) == number)

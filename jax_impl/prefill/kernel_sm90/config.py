@@ -88,15 +88,16 @@ class PagedConfig(Config):
 
     part_tiles: how many 64-column tiles of a block's side are loaded, and stored, at a time: 1,
       2 or 4.
-    early_tiles: how many of a side's four tiles are asked for before the side ahead of it is
-      stored; the others as registers become free, of which a tile takes 8, the last one 16.
+    early_tiles: how many of a side's tiles of codes (four on the left, three on the right) are
+      asked for before the side ahead of it is stored; the others as registers become free, of
+      which a tile takes 8.
     row_prefetch_alone: ask L2 for the next pair's keys also where a token has one tile only.
     """
 
     consumer_registers: int = 200
     producer_registers: int = 104
     part_tiles: int = 1
-    early_tiles: int = 0
+    early_tiles: int = 4
     row_prefetch_alone: bool = False
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.prefill.batch import BatchRows
-from jax_impl.prefill.kernel_sm90 import seams_cuda, seams_interpret
+from jax_impl.prefill.kernel_sm90 import barriers, seams_cuda, seams_interpret
 from jax_impl.prefill.kernel_sm90.body import CTA_AXIS, ROLE_AXIS, roles_of, sparse_prefill_body
 from jax_impl.prefill.kernel_sm90.config import Config, PagedConfig, check_smem
 from jax_impl.prefill.kernel_sm90.context import MAILBOXES, Gmem, Smem
@@ -242,6 +242,7 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
 
 def scratch_types(problem: Problem, seams: Any) -> Smem:
     matrix = seams.matmul_scratch
+    arrivals = barriers.arrivals_per_thread(paged=bool(problem.pages))
     widths = (SIDE_COLUMNS, problem.d_qk - SIDE_COLUMNS)
     weights = () if problem.weights_in_rope else (matrix((2, TILE_HEADS, BLOCK_KEYS)),)
     return Smem(
@@ -250,7 +251,7 @@ def scratch_types(problem: Problem, seams: Any) -> Smem:
         mask=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
         mailbox=plgpu.SMEM((MAILBOXES, 2 * 128), jnp.float32),
         q_ready=plgpu.Barrier(num_barriers=len(SIDES)),
-        barriers=seams.barrier_scratch(),
+        barriers=seams.barrier_scratch(arrivals),
         weights=weights,
     )
 

@@ -8,12 +8,14 @@ While one side of a block is widened and stored, the next is on its way into reg
 the ends of pairs and tiles too; what is read ahead behind the last tile is dropped. Loads wait
 for no slot, so that a slot, once free, is filled without waiting for memory. Order of events:
 
-    what has been loaded of this side is looked through, which waits for all of it
-    the next side's first part is asked for
+    all that has been loaded of this side is waited for
+    the next side's first part is asked for, its scales included
+    this side is looked through for what takes the slow way
     this side's slot is waited for
+    columns that are bfloat16 in the pages are copied there
     this side is stored; the next side's other part is asked for when registers are free
 
-Looking comes before asking because a thread counts the loads that it waits for on a few
+Waiting comes before asking because a thread counts the loads that it waits for on a few
 counters: what is asked for earlier would be waited for as well.
 """
 
@@ -35,9 +37,16 @@ from jax_impl.prefill.kernel_sm90.problem import (
     EVEN,
     LEFT,
     PAIR_KEYS,
+    PLAIN_TILE,
+    RIGHT,
     SIDES,
 )
 from jax_impl.prefill.validity import key_is_valid
+
+
+def _config(k: Context) -> PagedConfig:
+    assert isinstance(k.config, PagedConfig)
+    return k.config
 
 
 class _Side(NamedTuple):
@@ -46,7 +55,7 @@ class _Side(NamedTuple):
     number: int  # in a pair
     slot: int
     side: int
-    parts: tuple[range, ...]
+    parts: tuple[range, ...]  # those of codes
 
     @property
     def begins_block(self) -> bool:
@@ -76,14 +85,18 @@ class _Loaded(NamedTuple):
     parts: tuple[Any, ...]
 
 
+def _code_tiles(k: Context, side: int) -> range:
+    tiles = k.problem.value_tiles(side)
+    return range(tiles.start, min(tiles.stop, PLAIN_TILE))
+
+
 def _sides_of_pair(k: Context) -> list[_Side]:
     """In the order in which they are given back, and wanted."""
-    assert isinstance(k.config, PagedConfig)
-    width = k.config.part_tiles
+    width = _config(k).part_tiles
     sides = []
     for slot in barriers.SLOTS:
         for side in SIDES:
-            tiles = k.problem.value_tiles(side)
+            tiles = _code_tiles(k, side)
             parts = tuple(tiles[i : i + width] for i in range(0, len(tiles), width))
             sides.append(_Side(len(sides), slot, side, parts))
     return sides
@@ -116,8 +129,8 @@ def produce(k: Context) -> None:
     pair = _Pair(first.token, I32(0), k.held_to_list(k.gmem.length[first.token]))
     slots = _holes_marked(k, pair, _load_slots(k, pair))
     side = _sides_of_pair(k)[0]
-    loaded = _begin_block(k, slots[EVEN])
-    loaded = _load(k, side.parts, loaded, I32(0))
+    nothing = k.seams.arrived([])
+    loaded = _load(k, side.parts, _begin_block(k, slots[EVEN], nothing), nothing)
     rounds, _, _ = k.for_own_tiles(fill_tile, (I32(0), slots, loaded))
     for slot in barriers.SLOTS:
         for side in SIDES:
@@ -144,10 +157,11 @@ def _holes_marked(k: Context, pair: _Pair, slots: tuple[Any, ...]) -> tuple[Any,
     return tuple(marked)
 
 
-def _begin_block(k: Context, slots: Any) -> _Loaded:
+def _begin_block(k: Context, slots: Any, after: Any) -> _Loaded:
     """A block of which only the scales are on their way."""
-    block = _Block(slots, k.seams.locate(k.gmem.kv, slots, k.problem))
-    return _Loaded(block, k.seams.load_scales(k.gmem.kv, slots, k.problem), ())
+    places = k.seams.locate(k.gmem.kv, slots, k.problem)
+    scales = k.seams.load_scales(k.gmem.kv, slots, places, after, k.problem)
+    return _Loaded(_Block(slots, places), scales, ())
 
 
 def _load(k: Context, parts: tuple[range, ...], loaded: _Loaded, after: Any) -> _Loaded:
@@ -170,12 +184,10 @@ def _fill_pair(
 ) -> Any:
     """rounds: pairs filled before this one; loaded: its first side, which is on its way."""
     next_slots = slots
-    factors: Any = None
-    unusual_scales: Any = None
+    noted: Any = None
     for side, behind in _with_the_one_behind(_sides_of_pair(k)):
         if side.begins_block:
-            factors, unusual_scales = k.seams.scale_factors(loaded.scales)
-        unusual = _looked_through(k, side, loaded, unusual_scales)
+            noted = k.seams.unusual_scales(loaded.scales)
         # Slots are loaded a pair ahead, since nothing can be loaded before they are there.
         if side.number == 0:
             next_slots = _load_slots(k, following)
@@ -185,18 +197,20 @@ def _fill_pair(
                 k.seams.prefetch_page_rows(
                     k.gmem.kv, next_slots, next_tile.number, k.problem.head_tiles, k.problem
                 )
+        after = k.seams.arrived([piece for part in loaded.parts for piece in part])
         ahead = loaded._replace(parts=())
         if behind.begins_block:
-            ahead = _begin_block(k, (next_slots if behind.number == 0 else slots)[behind.slot])
-        loaded = _fill_side(k, side, rounds, loaded, factors, unusual, behind, ahead)
+            own = (next_slots if behind.number == 0 else slots)[behind.slot]
+            ahead = _begin_block(k, own, after)
+        loaded = _fill_side(k, side, rounds, loaded, noted, behind, ahead, after)
     return rounds + 1, next_slots, loaded
 
 
-def _looked_through(k: Context, side: _Side, loaded: _Loaded, unusual: Any) -> Any:
-    """1 if there is anything that takes store_exactly; known when the side has arrived."""
-    for tiles, columns in zip(side.parts, loaded.parts, strict=True):
-        unusual = k.seams.note_unusual(columns, tiles, unusual)
-    return k.seams.any_unusual(unusual)
+def _looked_through(k: Context, loaded: _Loaded, noted: Any) -> Any:
+    """1 if there is anything that takes store_exactly; noted: of the scales."""
+    for columns in loaded.parts:
+        noted = k.seams.note_unusual(columns, noted)
+    return k.seams.any_unusual(noted)
 
 
 def _fill_side(
@@ -204,35 +218,47 @@ def _fill_side(
     side: _Side,
     rounds: Any,
     loaded: _Loaded,
-    factors: Any,
-    unusual: Any,
+    noted: Any,
     behind: _Side,
     ahead: _Loaded,
+    after: Any,
 ) -> _Loaded:
     """Stores a side that has arrived, and asks for all of the one behind it."""
-    assert isinstance(k.config, PagedConfig)
-    early = k.config.early_tiles // k.config.part_tiles
-    ahead = _load(k, behind.parts[:early], ahead, unusual)
+    early = _config(k).early_tiles // _config(k).part_tiles
+    ahead = _load(k, behind.parts[:early], ahead, after)
+    unusual = _looked_through(k, loaded, noted)
     late = behind.parts[early:]
     ready = barriers.kv_ready[side.slot][side.side]
     _wait_until_free(k, side, rounds, loaded.block.slots)
+    if side.side == RIGHT:
+        _copy_plain(k, side, loaded.block)
 
     def as_usual(ahead: _Loaded) -> _Loaded:
         for number, (tiles, columns) in enumerate(zip(side.parts, loaded.parts, strict=True)):
-            k.seams.store_columns(k.smem.kv, side.slot, tiles, columns, factors, k.problem)
-            ahead = _load(k, late[number : number + 1], ahead, unusual)
+            k.seams.store_columns(k.smem.kv, side.slot, tiles, columns, loaded.scales, k.problem)
+            end = number + 1 if number + 1 < len(side.parts) else len(late)
+            ahead = _load(k, late[number:end], ahead, after)
         # The fence that the products need is on their side, as for the gather.
         k.seams.arrive(k.smem.barriers, ready)
         return ahead
 
     def exactly(ahead: _Loaded) -> _Loaded:
-        tiles = k.problem.value_tiles(side.side)
-        slots = loaded.block.slots
-        k.seams.store_exactly(k.smem.kv, side.slot, tiles, k.gmem.kv, slots, k.problem)
+        tiles = _code_tiles(k, side.side)
+        places, scales = loaded.block.places, loaded.scales
+        k.seams.store_exactly(k.smem.kv, side.slot, tiles, k.gmem.kv, places, scales, k.problem)
         k.seams.arrive(k.smem.barriers, ready)
-        return _load(k, late, ahead, unusual)
+        return _load(k, late, ahead, after)
 
     return lax.cond(unusual != 0, exactly, as_usual, ahead)
+
+
+def _copy_plain(k: Context, side: _Side, block: _Block) -> None:
+    """Starts the copy of the columns that needn't be widened; they are announced on their own."""
+    k.seams.copy_plain(
+        k.gmem.kv, k.smem.kv, side.slot, block.places, k.problem,
+        k.config.gather_prefetch_for(k.problem),
+    )  # fmt: skip
+    k.seams.arrive_after_copies(k.smem.barriers, barriers.kv_ready[side.slot][RIGHT])
 
 
 def _wait_until_free(k: Context, side: _Side, rounds: Any, keys: Any) -> None:

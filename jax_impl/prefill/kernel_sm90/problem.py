@@ -12,6 +12,7 @@ PAIR_KEYS = 2 * BLOCK_KEYS  # an even block for one consumer, an odd one for the
 D_V = 512
 SIDE_COLUMNS = D_V // 2  # output columns of one consumer
 TILE_COLUMNS = 64
+PLAIN_TILE = D_V // TILE_COLUMNS - 1  # of a paged token: its one tile of bfloat16
 STEP_COLUMNS = 16  # of a tile of queries or keys that one matrix instruction consumes
 
 LEFT, RIGHT = 0, 1

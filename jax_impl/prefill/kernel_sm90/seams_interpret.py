@@ -25,10 +25,10 @@ from jax_impl.mosaic.rows_interpret import (
     row_partial_sums,
     store_weights,
 )
-from jax_impl.prefill.kernel_sm90 import barriers
 from jax_impl.prefill.kernel_sm90.problem import (
     BLOCK_KEYS,
     LEFT,
+    PLAIN_TILE,
     RIGHT,
     TILE_COLUMNS,
     TILE_HEADS,
@@ -39,17 +39,17 @@ from jax_impl.prefill.paged_rows import read_rows
 __all__ = ["any_row", "get_rows", "put_rows", "quad_sum", "row_partial_sums", "store_weights"]
 
 
-def barrier_scratch() -> Any:
+def barrier_scratch(arrivals: Sequence[int]) -> Any:
     # A warpgroup is one thread here, so it arrives once where the hardware counts 128.
-    return [plgpu.Barrier(num_arrivals=arrivals) for arrivals in barriers.ARRIVALS_PER_THREAD]
+    return [plgpu.Barrier(num_arrivals=count) for count in arrivals]
 
 
 def matmul_scratch(shape: tuple[int, ...]) -> Any:
     return plgpu.SMEM(shape, jnp.bfloat16)
 
 
-def initialise_barriers(barriers_smem: Any) -> None:
-    del barriers_smem  # Pallas has done it
+def initialise_barriers(barriers_smem: Any, arrivals: Sequence[int]) -> None:
+    del barriers_smem, arrivals  # Pallas has done it
 
 
 def wait(barriers_smem: Any, barrier: int, phase: Any, *, before_products: bool = False) -> None:
@@ -100,8 +100,10 @@ def copy_columns(
     kv_smem[slot, :, columns] = jnp.where(valid[:, None], copied, jnp.zeros_like(copied))
 
 
-def load_scales(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
-    del caches_gmem, slots, problem  # load_columns brings them along
+def load_scales(
+    caches_gmem: Sequence[Any], slots: Any, places: Any, after: Any, problem: Problem
+) -> Any:
+    del caches_gmem, slots, places, after, problem  # load_columns brings them along
     return jnp.int32(0)
 
 
@@ -131,12 +133,30 @@ def load_columns(
     return [jnp.where(exists[:, None], columns, jnp.zeros_like(columns))]
 
 
-def scale_factors(scales: Any) -> tuple[Any, Any]:
-    return scales, scales
+def copy_plain(
+    caches_gmem: Sequence[Any],
+    kv_smem: Any,
+    slot: int,
+    places: Any,
+    problem: Problem,
+    l2_prefetch: str,
+) -> None:
+    tiles = (PLAIN_TILE,)
+    columns = load_columns(caches_gmem, places, tiles, None, problem, l2_prefetch)
+    store_columns(kv_smem, slot, tiles, columns, None, problem)
 
 
-def note_unusual(loaded: Sequence[Any], tiles: Sequence[int], unusual: Any) -> Any:
-    del loaded, tiles
+def unusual_scales(scales: Any) -> Any:
+    return scales
+
+
+def arrived(loaded: Sequence[Any]) -> Any:
+    del loaded  # nothing is ever on its way
+    return jnp.int32(0)
+
+
+def note_unusual(loaded: Sequence[Any], unusual: Any) -> Any:
+    del loaded
     return unusual
 
 
@@ -149,10 +169,10 @@ def store_columns(
     slot: int,
     tiles: Sequence[int],
     loaded: Sequence[Any],
-    factors: Any,
+    scales: Any,
     problem: Problem,
 ) -> None:
-    del factors, problem
+    del scales, problem
     kv_smem[slot, :, _columns(tiles[0], tiles[-1] + 1)] = loaded[0]
 
 
@@ -161,10 +181,12 @@ def store_exactly(
     slot: int,
     tiles: Sequence[int],
     caches_gmem: Sequence[Any],
-    slots: Any,
+    places: Any,
+    scales: Any,
     problem: Problem,
 ) -> None:
-    columns = load_columns(caches_gmem, slots, tiles, None, problem, "")
+    del scales
+    columns = load_columns(caches_gmem, places, tiles, None, problem, "")
     store_columns(kv_smem, slot, tiles, columns, None, problem)
 
 

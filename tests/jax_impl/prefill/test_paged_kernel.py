@@ -104,8 +104,15 @@ BARRIER_OR_RACE = (
 
 _STORE = """\
         for number, (tiles, columns) in enumerate(zip(side.parts, loaded.parts, strict=True)):
-            k.seams.store_columns(k.smem.kv, side.slot, tiles, columns, factors, k.problem)
-            ahead = _load(k, late[number : number + 1], ahead, unusual)
+            k.seams.store_columns(k.smem.kv, side.slot, tiles, columns, loaded.scales, k.problem)
+            end = number + 1 if number + 1 < len(side.parts) else len(late)
+            ahead = _load(k, late[number:end], ahead, after)
+"""
+
+_WAIT = "    _wait_until_free(k, side, rounds, loaded.block.slots)\n"
+_COPY = """\
+    if side.side == RIGHT:
+        _copy_plain(k, side, loaded.block)
 """
 
 # Each: how it shows, the text as it stands in the producer, and what it is replaced by.
@@ -145,6 +152,16 @@ FAULTS = {
         _STORE + "        # The fence that the products need is on their side, as for the gather.\n"
         "        k.seams.arrive(k.smem.barriers, ready)\n",
         "        k.seams.arrive(k.smem.barriers, ready)\n" + _STORE,
+    ),
+    "plain columns are copied before the slot is free": (
+        BARRIER_OR_RACE,
+        _WAIT + _COPY,
+        _COPY + _WAIT,
+    ),
+    "plain columns are the block's ahead": (
+        WRONG_ROW,
+        "_copy_plain(k, side, loaded.block)",
+        "_copy_plain(k, side, ahead.block)",
     ),
     "a part is left out": (
         "worst row|lse|RACE|nan",

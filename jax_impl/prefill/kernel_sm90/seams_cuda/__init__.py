@@ -20,16 +20,17 @@ from jax_impl.prefill.kernel_sm90.seams_cuda.gather import (
     prefetch_rows,
     publish,
 )
+from jax_impl.prefill.kernel_sm90.seams_cuda.page_places import locate, prefetch_page_rows
 from jax_impl.prefill.kernel_sm90.seams_cuda.pages import (
     any_unusual,
+    arrived,
+    copy_plain,
     load_columns,
     load_scales,
-    locate,
     note_unusual,
-    prefetch_page_rows,
-    scale_factors,
     store_columns,
     store_exactly,
+    unusual_scales,
 )
 from jax_impl.prefill.kernel_sm90.seams_cuda.products import (
     finish_products,
@@ -52,8 +53,10 @@ __all__ = [
     "any_unusual",
     "arrive",
     "arrive_after_copies",
+    "arrived",
     "barrier_scratch",
     "copy_columns",
+    "copy_plain",
     "finish_products",
     "get_rows",
     "initialise_barriers",
@@ -70,7 +73,6 @@ __all__ = [
     "put_rows",
     "quad_sum",
     "row_partial_sums",
-    "scale_factors",
     "start_scores",
     "start_values_of_registers",
     "start_values_of_smem",
@@ -79,5 +81,6 @@ __all__ = [
     "store_output",
     "store_rows",
     "store_weights",
+    "unusual_scales",
     "wait",
 ]

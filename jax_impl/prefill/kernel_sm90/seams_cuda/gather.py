@@ -147,7 +147,7 @@ def prefetch_queries(q_gmem: Any, tile_number: Any) -> None:
         address = ptx.plus(
             ptx.gmem_address(q),
             ptx.times(ptx.wide(ptx.scalar(tile_number)), tile_bytes),
-            ptx.times(ptx.thread(), thread_bytes),
+            ptx.times(ptx.anew(ptx.thread()), thread_bytes),  # once a tile: not worth a register
         )
         for offset in range(0, thread_bytes, _CACHE_LINE):
             ptx.asm(f"prefetch.global.L2 [$0+{offset}];", [address], "l")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,14 +14,16 @@ from jax_impl.mosaic.ptx import REF
 from jax_impl.prefill.kernel_sm90 import barriers
 
 
-def barrier_scratch() -> Any:
+def barrier_scratch(arrivals: Sequence[int]) -> Any:
+    """Of barriers.COUNT barriers; arrivals: of each thread of a warpgroup, per phase."""
+    del arrivals
     return plgpu.SMEM((mbarrier.WORDS * barriers.COUNT,), jnp.int32)
 
 
-def initialise_barriers(barriers_smem: Any) -> None:
+def initialise_barriers(barriers_smem: Any, arrivals: Sequence[int]) -> None:
     @ptx.inline(REF)
     def lower(_, base):
-        counts = [ptx.WARPGROUP * arrivals for arrivals in barriers.ARRIVALS_PER_THREAD]
+        counts = [ptx.WARPGROUP * count for count in arrivals]
         mbarrier.initialise(ptx.smem_address(base), counts)
 
     lower(barriers_smem)
