@@ -76,6 +76,10 @@ _OTHERS = (
     "seq=260+90,q=3+2,h=40,data=peaked,sink=mixed",
     "seq=180,q=3,h=128,format=bf16,data=peaked",
     "seq=260+31,q=2+3,h=96,format=bf16,page=32,sink=zero",
+    # Windows that begin where a page does: positions 159 and 223, 191, 383.
+    "seq=160+225,q=2+3,h=16,page=32,data=exact",
+    "seq=192+100,q=2+2,h=16,ratio=1,format=bf16,data=exact",
+    "seq=384,q=2,h=16,page=256,data=flat",
 )
 
 _FULL = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-from jax.experimental import pallas as pl
 
 from jax_impl.prefill.result import SparsePrefillResult
 
@@ -30,7 +29,7 @@ class BatchRows(NamedTuple):
 
     def write(self, part: SparsePrefillResult) -> None:
         for ref, rows in zip(self.result, part, strict=True):
-            ref[pl.ds(self.first_token, rows.shape[0])] = rows
+            ref[...] = jax.lax.dynamic_update_slice_in_dim(ref[...], rows, self.first_token, 0)
 
     def written(self) -> SparsePrefillResult:
         """The batch's results as they are now; the refs are not to be used after it."""

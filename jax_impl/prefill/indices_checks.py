@@ -117,6 +117,13 @@ def known(validate: bool, *arrays: Any) -> bool:
     return validate and not is_traced(*arrays)
 
 
+def check_columns(num_columns: int, what: str) -> None:
+    """An int32 numbers the columns, and one more for what is in none of a table's."""
+    most = INT32_MAX - 2
+    if num_columns > most:
+        raise ValueError(f"{what} must have at most {most} columns; got {num_columns}")
+
+
 def cache_of(page_size: Any, num_slots: Any) -> tuple[int, int]:
     """Page size and slots of a cache; where these aren't known, as many as an int32 can number."""
     page_size = count(page_size, "page_size", least=1)
@@ -132,7 +139,8 @@ def paged_batch_of(
 ) -> tuple[int, int]:
     """n and T, once all four agree on them."""
     num_requests = batch_of(query_start_loc, seq_lens)
-    rows, _ = int32_shape(block_table, "block_table", "[n, columns]")
+    rows, columns = int32_shape(block_table, "block_table", "[n, columns]")
+    check_columns(columns, "block_table")
     if rows != num_requests:
         raise ValueError(
             f"block_table must have a row for each of the {num_requests} requests; got {rows}"
@@ -168,6 +176,12 @@ def check_batch(query_start_loc: Any, seq_lens: Any, num_tokens: int | None = No
             f"query_start_loc must hold at most the {num_tokens} tokens that there are rows for; "
             f"got {total}"
         )
+
+
+def check_replay(replay_start: Any) -> None:
+    starts = np.asarray(replay_start)
+    for i in np.flatnonzero(starts < 0)[:1]:
+        raise ValueError(f"replay_start must be at least 0; got {starts[i]} for request {i}")
 
 
 def host_tokens(query_start_loc: Any, seq_lens: Any) -> HostTokens:

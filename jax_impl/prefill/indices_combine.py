@@ -164,28 +164,30 @@ def combine_topk_swa_slots(
         max_image_tokens=max_image_tokens, num_tokens=num_tokens,
     )  # fmt: skip
     num_requests = checks.batch_of(query_start_loc, seq_lens)
-    caches = [("swa", swa_block_table, swa_page_size, swa_num_slots)]
-    if compressed_block_table is not None:
-        caches += [
-            ("compressed", compressed_block_table, compressed_page_size, compressed_num_slots)
-        ]
-    elif layout.topk:
+    if compressed_block_table is None and layout.topk:
         raise ValueError(
             f"compressed_block_table must be given for the {layout.topk} columns of topk_indices; "
             "got None"
         )
-    for name, table, page_size, num_slots in caches:
-        rows, _ = checks.int32_shape(table, f"{name}_block_table", "[n, columns]")
-        if rows != num_requests:
-            raise ValueError(
-                f"{name}_block_table must have a row for each of the {num_requests} requests; "
-                f"got {rows}"
-            )
+    caches = [("swa", swa_block_table, swa_page_size, swa_num_slots)]
+    caches += [("compressed", compressed_block_table, compressed_page_size, compressed_num_slots)]
+    for name, _, page_size, num_slots in caches:
         page_size = checks.count(page_size, f"{name}_page_size", least=1)
         if checks.count(num_slots, f"{name}_num_slots") % page_size:
             raise ValueError(
                 f"{name}_num_slots must be whole pages of {page_size}; got {num_slots}"
             )
+    caches = [cache for cache in caches if cache[1] is not None]
+    total_columns = 0
+    for name, table, _, _ in caches:
+        rows, columns = checks.int32_shape(table, f"{name}_block_table", "[n, columns]")
+        if rows != num_requests:
+            raise ValueError(
+                f"{name}_block_table must have a row for each of the {num_requests} requests; "
+                f"got {rows}"
+            )
+        total_columns += columns
+    checks.check_columns(total_columns, "swa_block_table and compressed_block_table together")
     if swa_num_slots + compressed_num_slots > checks.INT32_MAX:
         raise ValueError(
             "swa_num_slots and compressed_num_slots must be at most 2^31 - 1 together, as slots "

@@ -58,7 +58,8 @@ def global_topk_slots(
     page_size, num_slots = checks.cache_of(page_size, num_slots)
     num_tokens, topk = checks.int32_shape(topk_indices, "topk_indices", "[T, topk]")
     checks.one_each(token_to_request, "token_to_request", num_tokens, of="T")
-    num_requests, _ = checks.int32_shape(block_table, "block_table", "[n, columns]")
+    num_requests, columns = checks.int32_shape(block_table, "block_table", "[n, columns]")
+    checks.check_columns(columns, "block_table")
     if is_valid_token is None:
         is_valid_token = np.ones(num_tokens, bool)
     checks.one_each(is_valid_token, "is_valid_token", num_tokens, of="T", dtypes=("bool",))

@@ -52,16 +52,15 @@ def look_up(
 ) -> jax.Array:
     """The slots at an offset into the pages of the given columns of `first_slots`; -1: none.
 
-    Rows and columns go in as one number, and what is nowhere needs no mask: XLA then writes a list
-    in one pass and keeps no other array of its size.
+    Rows and columns go in as one number where an int32 holds it, and what is nowhere needs no mask:
+    XLA then writes a list in one pass and keeps no other array of its size.
     """
     num_requests, num_columns = first.shape
-    if num_requests * num_columns > _LARGEST_INDEX:
-        raise ValueError(
-            f"block_table must have at most 2^31 - 1 entries with a column more; got "
-            f"{num_requests} rows of {num_columns}"
-        )
-    return jnp.maximum(first.reshape(-1)[request * num_columns + column] + offset, -1)
+    if num_requests * num_columns <= _LARGEST_INDEX:
+        slots = first.reshape(-1)[request * num_columns + column]
+    else:
+        slots = first[request, column]
+    return jnp.maximum(slots + offset, -1)
 
 
 def no_table(num_requests: int) -> np.ndarray:

@@ -138,7 +138,8 @@ def gather_lens(
       validate: looks at values outside jit, which waits for them.
 
     Raises:
-      ValueError: an argument of the wrong type or range, or a query longer than its context.
+      ValueError: an argument of the wrong type or range, a query longer than its context, or,
+        outside jit, a negative replay_start.
     """
     num_requests = checks.batch_of(query_start_loc, seq_lens)
     window = checks.count(window, "window", least=1)
@@ -146,8 +147,9 @@ def gather_lens(
         replay_start = np.zeros(num_requests, np.int32)
     else:
         checks.one_each(replay_start, "replay_start", num_requests)
-    if checks.known(validate, query_start_loc, seq_lens):
+    if checks.known(validate, query_start_loc, seq_lens, replay_start):
         checks.check_batch(query_start_loc, seq_lens)
+        checks.check_replay(replay_start)
     return window_rows(
         to_jax(query_start_loc, "query_start_loc"),
         to_jax(seq_lens, "seq_lens"),

@@ -58,8 +58,8 @@ def paged_swa_indices(
 
     Raises:
       ValueError: an argument of the wrong type or range; outside jit also a window longer than
-        the width, one that ends before replay_start (its length would be negative), an image's
-        positions that are not this step's, a page outside of block_table or cache.
+        the width, a negative replay_start or one behind a token (its length would be negative), an
+        image's positions that are not this step's, a page outside of block_table or cache.
     """
     page_size, num_slots = checks.cache_of(page_size, num_slots)
     num_requests, num_tokens = checks.paged_batch_of(
@@ -80,6 +80,7 @@ def paged_swa_indices(
     batch = (query_start_loc, seq_lens, block_table, slot_mapping)
     if checks.known(validate, *batch, replay_start, *images):
         checks.check_batch(query_start_loc, seq_lens, num_tokens)
+        checks.check_replay(replay_start)
         tokens = checks.host_tokens(query_start_loc, seq_lens)
         real = len(tokens.request)
         left, right = (np.asarray(image, np.int64)[:real] for image in images)

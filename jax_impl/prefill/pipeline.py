@@ -22,7 +22,12 @@ from jax_impl.arrays import is_traced, true_or_false
 from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill.arguments import D_V
 from jax_impl.prefill.pipeline_arguments import Arguments, check, check_fused
-from jax_impl.prefill.pipeline_chunk import attend_chunk, attend_pages
+from jax_impl.prefill.pipeline_chunk import (
+    attend_chunk,
+    attend_chunk_traced,
+    attend_pages,
+    attend_pages_traced,
+)
 from jax_impl.prefill.pipeline_plan import check_area, check_plan
 from jax_impl.prefill.pipeline_result import ChunkStage, V4PrefillResult
 from jax_impl.prefill.result import SparsePrefillResult, result_of_no_tokens
@@ -118,7 +123,7 @@ def v4_prefill(
     request's tokens are: what it names is read, and where it names no page of the cache the two
     forms differ: fused leaves the key out, while the gather reads the nearest page. XLA may run
     chunks side by side, with the memory of all of them. Each shape of a chunk is compiled once: its
-    requests, N, M, tokens and table columns and the batch's tokens; so is each sm_scale.
+    requests, N, M, tokens, images and table columns and the batch's tokens; so is each sm_scale.
 
     Raises:
       ValueError: an argument of the wrong type, dtype or shape, or arguments that don't fit
@@ -170,21 +175,24 @@ def _run(
     batch, settings = arguments.arrays, arguments.settings
     num_tokens, num_heads, _ = batch.q.shape
     stages: list[ChunkStage] = []
+    traced = is_traced(*jax.tree.leaves(batch))
+    on_chunk = attend_chunk_traced if traced else attend_chunk
+    on_pages = attend_pages_traced if traced else attend_pages
     if num_tokens == 0:
         whole = result_of_no_tokens(num_heads, D_V)
     else:
         whole = _unwritten(batch.q)
     if plan is None and num_tokens:
-        whole = attend_pages(batch, whole, num_tokens=num_tokens, settings=settings)
+        whole = on_pages(batch, whole, num_tokens=num_tokens, settings=settings)
     for chunk in plan or ():
         share: dict[str, Any] = {
             "num_tokens": chunk.query_end - chunk.query_start,
             "settings": settings,
         }
         if fused:
-            whole = attend_pages(batch.of(chunk), whole, **share)
+            whole = on_pages(batch.of(chunk), whole, **share)
             continue
-        whole, stage = attend_chunk(
+        whole, stage = on_chunk(
             batch.of(chunk),
             whole,
             compressed_rows=chunk.compressed_rows,
@@ -197,15 +205,19 @@ def _run(
 
 
 def _unwritten(q: jax.Array) -> SparsePrefillResult:
-    """Room for a result, of which every row is in one chunk, beside the queries."""
+    """Room for a result, of which every row is in one chunk, where the queries are.
+
+    Bound to that device as they are: the first chunk then runs the program of the others.
+    """
     rows = q.shape[:2]
     device = None if is_traced(q) else next(iter(q.devices()))
     with jax.default_device(device):
-        return SparsePrefillResult(
+        room = SparsePrefillResult(
             out=jax.lax.empty((*rows, D_V), jnp.bfloat16),
             max_logits=jax.lax.empty(rows, jnp.float32),
             lse=jax.lax.empty(rows, jnp.float32),
         )
+    return jax.device_put(room, device) if device is not None and q.committed else room
 
 
 def _on_the_cpu(arguments: Arguments) -> Arguments:

@@ -56,6 +56,8 @@ def check(
     _check_compressed(compress_ratio, compressed, compressed_block_table, topk_indices)
     if compressed is not None:
         _check_cache(compressed, "compressed", compressed_block_table, num_requests)
+        columns = swa_block_table.shape[1] + compressed_block_table.shape[1]
+        checks.check_columns(columns, "swa_block_table and compressed_block_table together")
     if topk_indices is not None:
         rows, _ = checks.int32_shape(topk_indices, "topk_indices", "[T, topk]")
         if rows != num_tokens:

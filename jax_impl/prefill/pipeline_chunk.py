@@ -1,7 +1,7 @@
 """One chunk as one program: gather, list, attend. And the same without a workspace.
 
-A program is compiled for each combination of shapes: requests, N, M, tokens and block-table columns
-of the chunk, tokens of the batch, heads, top-k, sizes of the caches; and for each scale and
+A program is compiled for each combination of shapes: requests, N, M, tokens, images and block-table
+columns of the chunk, tokens of the batch, heads, top-k, sizes of the caches; and for each scale and
 backend. Lengths, offsets, pages and what the caches hold are operands.
 
 Memory: beside its operands and the batch's results, into which it writes its rows, a chunk needs
@@ -88,12 +88,7 @@ class Settings:
         return combined_width(topk, self.window, self.max_image_tokens)
 
 
-@functools.partial(
-    jax.jit,
-    donate_argnames="whole",
-    static_argnames=("num_tokens", "compressed_rows", "workspace_rows", "settings", "keep_stage"),
-)
-def attend_chunk(
+def _attend_chunk(
     arrays: ChunkArrays,
     whole: SparsePrefillResult,
     *,
@@ -135,8 +130,7 @@ def attend_chunk(
     return batch.written(), ChunkStage(kv, *lists) if keep_stage else None
 
 
-@functools.partial(jax.jit, donate_argnames="whole", static_argnames=("num_tokens", "settings"))
-def attend_pages(
+def _attend_pages(
     arrays: ChunkArrays, whole: SparsePrefillResult, *, num_tokens: int, settings: Settings
 ) -> SparsePrefillResult:
     """Lists slots of the caches for each token, and attends to the pages where they are.
@@ -151,6 +145,16 @@ def attend_pages(
         attn_sink=arrays.attn_sink, topk_length=lists.lengths, backend=settings.backend,
     )  # fmt: skip
     return batch.written()
+
+
+_CHUNK = ("num_tokens", "compressed_rows", "workspace_rows", "settings", "keep_stage")
+_PAGES = ("num_tokens", "settings")
+
+# What is traced has no memory to hand over, and a transformation such as vmap would say so.
+attend_chunk = jax.jit(_attend_chunk, static_argnames=_CHUNK, donate_argnames="whole")
+attend_chunk_traced = jax.jit(_attend_chunk, static_argnames=_CHUNK)
+attend_pages = jax.jit(_attend_pages, static_argnames=_PAGES, donate_argnames="whole")
+attend_pages_traced = jax.jit(_attend_pages, static_argnames=_PAGES)
 
 
 def _rows_of(arrays: ChunkArrays, whole: SparsePrefillResult) -> BatchRows:

@@ -118,6 +118,11 @@ def test_rows_that_the_workspace_does_not_have_are_refused_by_name(arguments, me
          r"compressed_block_table.*from 0 to 3; got 4 in column 2 of request 0"),
         ({"compressed": None}, r"compressed_block_table must be given for the 4 columns"),
         ({"swa_num_slots": 41}, r"swa_num_slots must be whole pages of 8; got 41"),
+        # Without a compressed cache too, whose numbers stand before the window cache's.
+        ({"entries": None, "compressed": None, "compressed_page_size": -3},
+         r"compressed_page_size must be .*; got -3"),
+        ({"entries": None, "compressed": None, "compressed_num_slots": -2},
+         r"compressed_num_slots must be .*; got -2"),
         ({"compressed_num_slots": 2**31 - 8}, r"together.*got 2147483680"),
         ({"swa_page_size": 0}, r"swa_page_size.*got 0"),
     ],
@@ -125,6 +130,17 @@ def test_rows_that_the_workspace_does_not_have_are_refused_by_name(arguments, me
 def test_pages_that_a_cache_does_not_have_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         slots(**arguments)
+
+
+def test_tables_with_more_columns_than_an_int32_numbers_are_refused():
+    """Shapes alone: nothing is allocated."""
+    table = jax.ShapeDtypeStruct((2, 2**30), np.int32)
+
+    def both(swa, compressed):
+        return slots(swa=swa, compressed=compressed)
+
+    with pytest.raises(ValueError, match=r"_block_table together must have at most 2147483645 col"):
+        jax.eval_shape(both, table, table)
 
 
 def test_an_image_too_long_for_the_width_is_refused():

@@ -238,6 +238,15 @@ def test_lists_that_do_not_fit_their_width_are_refused():
         )
 
 
+def test_a_replay_begins_at_no_position_before_0():
+    with pytest.raises(ValueError, match=r"replay_start must be at least 0; got -3 for request 0"):
+        indices.paged_swa_indices(
+            **ONE, **REAL, page_size=4, width=8, window=4, replay_start=i32([-3])
+        )
+    with pytest.raises(ValueError, match=r"replay_start must be at least 0; got -3 for request 1"):
+        indices.gather_lens(i32([0, 2, 3]), i32([5, 5]), window=8, replay_start=i32([0, -3]))
+
+
 def test_a_window_that_ends_before_the_replay_begins_is_refused():
     """Its length would be negative: 8 - 9."""
     with pytest.raises(ValueError, match=r"replay_start.*0 to 8 keys; got -1 for token 0"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_impl import v4_prefill
-from jax_impl.planning import plan_prefill_chunks
+from jax_impl.planning import PrefillChunk, plan_prefill_chunks
 from jax_impl.prefill import pipeline, pipeline_chunk
 from tests.jax_impl.prefill import v4_batches
 from tests.jax_impl.prefill.index_lists import filled, i32, workspace_rows
@@ -180,6 +180,39 @@ def test_inside_jit_lengths_may_be_traced():
     result = run(arguments)
     assert result.plan == mixed().run(seq_lens_bound=bounds).plan
     assert_same(result, mixed_result())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_chunks_of_one_shape_share_a_program(fused):
+    """Also where q is bound to a device: every chunk writes into the same kind of result."""
+    batch = problem([20] * 5, [4] * 5, kv_format="v4-fp8", heads=3, chunk_size=8)
+    program = pipeline.attend_pages if fused else pipeline.attend_chunk
+    plan = [PrefillChunk(i, i + 1, 5, 5 + 11, 4 * i, 4 * i + 4) for i in range(5)]
+    for q in (batch.arguments["q"], jax.device_put(batch.arguments["q"], jax.devices()[0])):
+        before = program._cache_size()
+        batch.run(q=q, plan=plan, fused=fused)
+        assert program._cache_size() == before + 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_over_queries():
+    batch = problem([20, 30], [2, 3], kv_format="v4-fp8", heads=3)
+    plan = [PrefillChunk(0, 1, 5, 14, 0, 2), PrefillChunk(1, 2, 7, 17, 2, 5)]
+    q = batch.arguments["q"]
+
+    def run(q: jax.Array) -> jax.Array:
+        return batch.run(q=q, fused=True, plan=plan).out
+
+    both = jax.vmap(run)(np.stack([q, -q]))
+    for got, queries in zip(both, (q, -q), strict=True):
+        assert (np.asarray(got) == np.asarray(run(queries))).all()
+
+
+def test_without_jit():
+    batch = problem([20, 30], [2, 3], kv_format="v4-fp8", heads=3)
+    expected = batch.run(fused=True)
+    with jax.disable_jit():
+        assert_same(batch.run(fused=True), expected)
 
 
 def test_a_plan_comes_back_as_it_was_planned():
