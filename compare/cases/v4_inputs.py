@@ -18,7 +18,7 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class V4PrefillInputs:
-    """Arguments of one sparse prefill over paged caches; n requests of T tokens, spec 2.
+    """Arguments of one sparse prefill over paged caches; n requests of T tokens.
 
     q [T, H, 512] bfloat16. query_start_loc [n + 1] int32: request i has the rows
     query_start_loc[i] - query_start_loc[0] to query_start_loc[i + 1] - query_start_loc[0]; the
@@ -98,14 +98,14 @@ Argument = np.ndarray | int | str | None
 class V4StagesInputs:
     """Arguments of one stage of the path, by name; all arrays are int32 unless said.
 
-    combine (spec 2.8): topk_indices [T, topk'], query_start_loc [n + 1] (may begin above 0),
+    combine: topk_indices [T, topk'], query_start_loc [n + 1] (may begin above 0),
         seq_lens [n], gather_lens [n], window, compress_ratio, topk (0: none of topk_indices is
         used), workspace_rows M, compressed_rows N; image_left, image_right [T] (None: no images):
         how many positions of its image each token has before and after its own, and
         max_image_tokens.
-    global_topk (spec 2.9): topk_indices [T, topk] with -1 behind each row's entries,
+    global_topk: topk_indices [T, topk] with -1 behind each row's entries,
         token_to_request [T], block_table [n, columns], page_size, is_valid_token bool [T].
-    gather (spec 2.7): cache uint8 [pages, page stride] or bfloat16 [pages, P, 512], page_size,
+    gather: cache uint8 [pages, page stride] or bfloat16 [pages, P, 512], page_size,
         kv_format ("v4-fp8" or "bf16"), block_table [n, columns], seq_lens [n], gather_lens [n] or
         None (the lengths), offset, workspace bfloat16 [n, M, 512]: what stands there before.
     case: where the inputs came from; None for a caller's own tensors.

@@ -34,8 +34,8 @@ of the oracle, and is then rounded. out must be bfloat16 of such a value: bit fo
 wherever that isn't within the slack of a tie. lse is within 4 ULP of ln(count) (2 for the
 logarithm and its base, 2 for parts), ranks merged 2 more.
 
-**The flashmla profile** takes the table of spec.md 6 by surface: FlashMLA's rule for dense decode
-on one GPU; FlashInfer's, |x - r| <= abs + rel |r|, where one of the two results has rounded parts;
+**The flashmla profile** takes upstream's own rules by surface: FlashMLA's for dense decode on one
+GPU; FlashInfer's, |x - r| <= abs + rel |r|, where one of the two results has rounded parts;
 that of FlashInfer's DCP tests where ranks were merged.
 """
 

@@ -60,7 +60,7 @@ class KeyFacts:
         self._norm, self._nan, self._inf = map(torch.cat, columns)
 
     def valid(self, tokens: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n K"]:
-        """0 <= index < S and slot < topk_length: the one rule of validity (spec 1.2)."""
+        """0 <= index < S and slot < topk_length: the one rule of validity (FlashMLA's)."""
         return to_numpy(self._valid(tokens, upload(self._inputs.indices[tokens], self._device)))
 
     def _valid(

@@ -99,7 +99,7 @@ def make_data(shape: Shape, seed: int, device: str) -> Data:
 
 
 def _cache(size: tuple[int, ...], page: int, generator: torch.Generator) -> UInt8[Tensor, "N B"]:
-    """Pages of random tokens (spec 2.6): 448 codes and 64 bfloat16 each, then 7 scales and a byte
+    """Pages of random tokens: 448 codes and 64 bfloat16 each, then 7 scales and a byte
     of padding each."""
     device = generator.device
     cache = torch.randint(0, 256, size, generator=generator, device=device, dtype=torch.uint8)

@@ -1,7 +1,8 @@
 """The layouts of paged KV caches, as data.
 
 Whatever reads or writes a page, on any backend, takes its offsets from this table and from
-nowhere else. The facts are spec 2.6: FlashMLA's 656- and 584-byte tokens and plain bfloat16 rows.
+nowhere else. They are FlashMLA's 656- and 584-byte tokens (its tests/quant.py; vLLM 0.33.0, models/
+deepseek_v4/common/ops/cache_utils.py) and plain bfloat16 rows.
 
 A page of P tokens is made of regions, one after another, each with a fixed number of bytes per
 token; a field of a token lies at a fixed offset within its share of a region. A V4 page of 64:

@@ -32,7 +32,7 @@ def gather_kv(
 
     For request b and i in [0, gather_lens[b]), row offset + i of the result is the token at
     position seq_lens[b] - gather_lens[b] + i; all other rows are the workspace's, bit for bit
-    (spec 2.7). Position p lies in page block_table[b, p // P] at p % P.
+    (positions.py). Position p lies in page block_table[b, p // P] at p % P.
 
     Args:
       paged: the cache. Each cache has its own block table and page size.

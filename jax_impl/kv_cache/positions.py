@@ -1,4 +1,5 @@
-"""Which token a row of the workspace holds (spec 2.7); the one place where the rule stands.
+"""Which token a row of the workspace holds; the one place where the rule stands (vLLM 0.33.0,
+models/deepseek_v4/common/ops/cache_utils.py, `dequantize_and_gather_k_cache`).
 
     position = seq_len - gather_len + (row - offset),   0 <= row - offset < gather_len
 

@@ -2,7 +2,7 @@
 
 Scales. A UE8M0 byte u is 2^(u - 127); byte 0 is 2^-127, a subnormal float32, and byte 255 is
 NaN, as the E8M0 format of the OCP microscaling specification has it. CUDA readers differ at
-these two ends (spec 2.6, decode corner: 0 or 2^-127; inf or NaN), which no writer reaches from
+these two ends (0 or 2^-127; infinity or NaN), which no writer reaches from
 finite values below 448 * 2^127: the floor of amax keeps its bytes at 105 and more.
 
 Powers of two are found and applied as integers, on the bits of floats: log2 and exp2 are
@@ -47,7 +47,7 @@ class Encoded(NamedTuple):
 
 
 def encode(values: Float[Array, "N columns"], quantised: Quantised, rule: ScaleRule) -> Encoded:
-    """Quantises float32 or bfloat16 values (spec 2.6).
+    """Quantises float32 or bfloat16 values, as vLLM's and FlashMLA's writers do (formats.py).
 
     A group with a NaN or an infinity becomes NaN as a whole, in its codes and its scale.
     """

@@ -121,7 +121,7 @@ def insert_kv(
 
     Args:
       values: [N, D] bfloat16 or float32.
-      slot_mapping: [N] int32. -1 skips a token (spec 2.6). Outside jit any other slot that the
+      slot_mapping: [N] int32. -1 skips a token, as in vLLM. Outside jit any other slot that the
         cache hasn't got is refused, and so is a slot that two tokens are written to; inside,
         the first is skipped as well, and either of the two may stay.
       scale_rule: how float8 groups get their scales. With amax = max(|x|, floor):

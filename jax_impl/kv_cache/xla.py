@@ -1,4 +1,4 @@
-"""The gather in plain jax.numpy: no Pallas, any platform, reads like spec 2.7.
+"""The gather in plain jax.numpy: no Pallas, any platform, reads like the rule (positions.py).
 
 Requests are worked through in blocks of rows, each read, dequantised and put in its place: what
 is needed beside the workspace doesn't grow with it, and a request costs what it gathers.

@@ -5,7 +5,7 @@
                     list the workspace rows of each token
                     attend
 
-(spec 2: vLLM 0.33.0, models/deepseek_v4/nvidia/flashmla.py.) Each (token, head) row is computed by
+(vLLM 0.33.0, models/deepseek_v4/nvidia/flashmla.py.) Each (token, head) row is computed by
 itself, so the plan decides about memory and launches and about no bit of the result.
 """
 

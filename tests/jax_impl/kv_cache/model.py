@@ -1,4 +1,4 @@
-"""What the formats and the gather mean, token by token in NumPy, from spec 2.6 and 2.7.
+"""What the formats and the gather mean, token by token in NumPy, from their description alone.
 
 Offsets are written out here and not taken from the table that is tested; products are made in
 float64 and rounded once.

@@ -1,4 +1,4 @@
-"""The gather on every backend that a CPU has, against spec 2.7 token by token."""
+"""The gather on every backend that a CPU has, against the rule, token by token."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_torch_tensors_are_taken_without_numpy():
 
 
 def test_lists_of_all_entries_may_also_be_given():
-    """Ratio 128 without topk_indices is the prefill form of spec 2.8 put in by hand."""
+    """Ratio 128 without topk_indices is `c128_topk_indices` put in by hand."""
     batch = problem([3, 300], [2, 3], ratio=128, topk=0)
     listed = [list(range((position + 1) // 128)) for _, position in batch.batch.tokens]
     given = batch.run(topk_indices=filled(listed, 128)[0])
