@@ -13,11 +13,10 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from compare.judging.prefill_plan import RULE_NAMES
 from compare.judging.result_view import FormFault
 from compare.judging.v4_evidence import Evidence
 from compare.judging.v4_naming import name_of_gather, name_of_indices
-from compare.judging.v4_plan import plan_violations
+from compare.judging.v4_plan import GIVEN, MEANINGS, NAMES, plan_violations
 from compare.judging.v4_rows import NOTHING
 from compare.judging.verdict import Diagnosis, Status, Worst
 from compare.run.result import ChunkStage, PlanChunk, V4PrefillResult
@@ -29,32 +28,37 @@ _PADDED = -2
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageFault:
     """What is wrong with a stage: its name (plan, gather, indices or attention), the fault's slug,
-    a sentence that begins with the stage, and the place to look at.
+    a sentence that begins with the stage and says where and by how much, what the fault is, and
+    the place to look at.
     """
 
     stage: str
     name: str
     sentence: str
+    meaning: str
     worst: Worst | None = None
 
     @property
     def diagnosis(self) -> Diagnosis:
-        return Diagnosis(name=self.name, sentence=self.sentence)
+        return Diagnosis(name=self.name, sentence=f"{self.stage}: {self.meaning}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageFindings:
     """What is wrong with the stages, first stage first, and sentences about what is not.
 
-    runnable: the plan can be run at all; where it can't, nothing behind it was looked at.
+    whole: the stages behind the plan were looked at as well, as far as there are some; behind a
+    wrong plan that can't be run, or that they don't fit, they weren't. form: shapes or dtypes of
+    stages that are wrong by a right plan, and nothing else was looked at.
     """
 
     faults: tuple[StageFault, ...] = ()
     notes: tuple[str, ...] = ()
-    runnable: bool = True
+    whole: bool = True
+    form: FormFault | None = None
 
 
-def stage_form(evidence: Evidence, result: V4PrefillResult) -> FormFault | None:
+def _stage_form(result: V4PrefillResult) -> FormFault | None:
     """Shapes and dtypes of a result's stages; None where they fit its plan, or aren't given."""
     if result.stages is None:
         return None
@@ -96,22 +100,21 @@ def stage_form(evidence: Evidence, result: V4PrefillResult) -> FormFault | None:
 
 
 def judge_stages(evidence: Evidence, result: V4PrefillResult) -> StageFindings:
-    """What is to be said about a result's plan and stages, as far as it has them."""
+    """What is to be said about a result's plan and stages, as far as it has them.
+
+    The plan comes first: what a wrong plan makes of shapes says nothing about the stages.
+    """
+    form = _stage_form(result)
     if result.plan is None:
-        return StageFindings()
-    broken = {v.rule: v for v in reversed(plan_violations(evidence.path, result.plan))}
-    found = [
-        StageFault(
-            stage="plan",
-            name=RULE_NAMES[violation.rule],
-            sentence="plan: "
-            + ("" if violation.rule == "form" else f"{violation.rule}: ")
-            + violation.sentence,
-        )
-        for violation in sorted(broken.values(), key=lambda v: list(RULE_NAMES).index(v.rule))
-    ]
+        return StageFindings(form=form)
+    found = _plan_faults(evidence, result.plan)
+    if form is not None:
+        if not found:
+            return StageFindings(form=form)
+        note = f"rows and indices weren't judged, they don't fit this plan: {form.reason}"
+        return StageFindings(faults=tuple(found), notes=(note,), whole=False)
     if not evidence.flat.runnable(result.plan):
-        return StageFindings(faults=tuple(found), runnable=False)
+        return StageFindings(faults=tuple(found), whole=False)
     notes: list[str] = []
     if result.stages is not None:
         gather = _gather_fault(evidence, result.plan, result.stages)
@@ -119,6 +122,23 @@ def judge_stages(evidence: Evidence, result: V4PrefillResult) -> StageFindings:
         found += [fault for fault in (gather, indices) if fault is not None]
         notes += said
     return StageFindings(faults=tuple(found), notes=tuple(notes))
+
+
+def _plan_faults(evidence: Evidence, plan: tuple[PlanChunk, ...]) -> list[StageFault]:
+    """Each broken rule once, by its first chunk."""
+    broken = {v.rule: v for v in reversed(plan_violations(evidence.path, plan))}
+    faults = []
+    for rule in (rule for rule in NAMES if rule in broken):
+        of = "" if rule in ("form", GIVEN) else f"{rule}: "
+        faults.append(
+            StageFault(
+                stage="plan",
+                name=NAMES[rule],
+                sentence=f"plan: {of}{broken[rule].sentence}",
+                meaning=f"{of}{MEANINGS[rule]}",
+            )
+        )
+    return faults
 
 
 def _gather_fault(
@@ -145,15 +165,20 @@ def _gather_fault(
     key = int(flat.of_chunk(chunk)[rows[0]])
     held = stage.workspace[request, row]
     got, due_value = float(held[column]), float(kv[key, column])
-    known = name_of_gather(evidence, chunk, stage, rows)
+    name, meaning = name_of_gather(evidence, chunk, stage, rows) or (
+        "wrong-gather",
+        "rows of the workspace don't hold the bits of their keys, as the caches have them, and no "
+        "known fault of a gather makes them so",
+    )
     sentence = (
         f"gather: workspace[{request}, {row}, {column}] of chunk {k} is {got:g}; {due_value:g} is "
         f"due, of {flat.name(key)} ({wrong_rows} of {rows_due} rows differ){_holds(evidence, held)}"
     )
     return StageFault(
         stage="gather",
-        name=known[0] if known else "wrong-gather",
-        sentence=sentence + (f": {known[1]}" if known else ""),
+        name=name,
+        sentence=sentence,
+        meaning=meaning,
         worst=Worst(
             tensor=f"workspace of chunk {k}",
             index=(request, row, column),
@@ -192,7 +217,15 @@ def _indices_fault(
         )
     if not len(bad):
         return None, notes
-    known = name_of_indices(evidence, plan, stages, bad) or _lengths_alone(evidence, plan, stages)
+    name, meaning = (
+        name_of_indices(evidence, plan, stages, bad)
+        or _lengths_alone(evidence, plan, stages)
+        or (
+            "wrong-indices",
+            "lists don't name the keys that their tokens see, each as often as it is due, and no "
+            "known fault of lists or lengths makes them so",
+        )
+    )
     token = int(bad[0])
     k = next(k for k, c in enumerate(plan) if c.query_start <= token < c.query_end)
     sentence, worst = _difference(evidence, k, plan[k], stages[k], token)
@@ -200,8 +233,9 @@ def _indices_fault(
     return (
         StageFault(
             stage="indices",
-            name=known[0] if known else "wrong-indices",
-            sentence=f"indices: {sentence}" + (f": {known[1]}" if known else ""),
+            name=name,
+            sentence=f"indices: {sentence}",
+            meaning=meaning,
             worst=worst,
         ),
         notes,

@@ -7,7 +7,32 @@ import numpy as np
 from compare.cases.inputs import PrefillPlanInputs
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.judging.plan_rules import Violation, shipped_plan, sizes, violations
+from compare.judging.prefill_plan import RULE_NAMES
 from compare.run.result import PlanChunk
+
+GIVEN = "given"
+"""The rule of a plan that was given: it is run as it is, or one by P1 to P7 is."""
+
+NAMES = {**RULE_NAMES, GIVEN: "not-the-given-plan"}
+"""The diagnosis of a broken rule, in the order in which they are told."""
+
+MEANINGS = {
+    "form": "a chunk isn't a range of at least one request of the batch with just their tokens",
+    "P1": "a chunk has no query token; FlashMLA aborts on it",
+    "P2": "a request with query tokens isn't in exactly one chunk, or chunks don't ascend",
+    "P3": "a chunk begins with a request without query tokens",
+    "P4": "requests without query tokens at the end make a chunk; they are due none",
+    "P5": "every request has query tokens, and the plan isn't the one by the shipped rules",
+    "P6": "N or M - N is too small for a request of the chunk, one without query tokens counts "
+    "too, or requests * M exceeds the area",
+    "P7": "a chunk ends though the next request with query tokens fits and none without lies "
+    "between",
+    GIVEN: "the plan is neither the one that the case prescribes nor one by P1 to P7",
+}
+"""What is wrong where a rule is broken."""
+
+_OF_THE_SPLIT = ("P1", "P3", "P4", "P7")
+"""Rules about which requests a chunk has: a plan that was given may break them."""
 
 
 def planner_inputs(inputs: V4PrefillInputs) -> PrefillPlanInputs:
@@ -70,6 +95,41 @@ def right_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...]:
 
 def plan_violations(inputs: V4PrefillInputs, plan: tuple[PlanChunk, ...]) -> list[Violation]:
     """Every broken rule. A plan that was given may break P1 to P7; one that keeps them is right
-    all the same.
+    all the same. No chunk is charged with having the requests that the given plan gives it.
     """
-    return [] if plan == given_plan(inputs) else violations(planner_inputs(inputs), plan)
+    given = given_plan(inputs)
+    if plan == given:
+        return []
+    found = violations(planner_inputs(inputs), plan)
+    if given is None or not found:
+        return found
+    prescribed = {(chunk.start, chunk.end) for chunk in given}
+    kept = [v for v in found if not _prescribed(v, plan, prescribed)]
+    return kept or [_other_than_given(plan, given)]
+
+
+def _prescribed(
+    violation: Violation, plan: tuple[PlanChunk, ...], ranges: set[tuple[int, int]]
+) -> bool:
+    """Whether a rule is broken by nothing but which requests a chunk has, and it has to."""
+    if violation.rule not in _OF_THE_SPLIT or violation.chunk is None:
+        return False
+    chunk = plan[violation.chunk]
+    return (chunk.start, chunk.end) in ranges
+
+
+def _other_than_given(plan: tuple[PlanChunk, ...], given: tuple[PlanChunk, ...]) -> Violation:
+    """A plan that is neither the given one nor one by the rules: where it leaves the given one."""
+    pairs = enumerate(zip(plan, given, strict=False))
+    i = next((i for i, (chunk, due) in pairs if chunk != due), None)
+    if i is None:
+        sentence = f"the plan has {len(plan)} chunks; the case prescribes {len(given)}"
+        return Violation(rule=GIVEN, chunk=None, sentence=sentence)
+    chunk, due = plan[i], given[i]
+    return Violation(
+        rule=GIVEN,
+        chunk=i,
+        sentence=f"chunk {i} has the requests [{chunk.start}, {chunk.end}), "
+        f"N = {chunk.compressed_rows} and M = {chunk.workspace_rows}; the case prescribes "
+        f"[{due.start}, {due.end}), N = {due.compressed_rows} and M = {due.workspace_rows}",
+    )

@@ -20,7 +20,7 @@ from compare.judging.sparse_prefill import profile_notes
 from compare.judging.tolerance import check_profile
 from compare.judging.v4_diagnosis import diagnose
 from compare.judging.v4_evidence import Evidence
-from compare.judging.v4_path_stages import StageFault, StageFindings, judge_stages, stage_form
+from compare.judging.v4_path_stages import StageFault, StageFindings, judge_stages
 from compare.judging.v4_plan import right_plan
 from compare.judging.verdict import Diagnosis, Status, Verdict
 from compare.judging.weighing import weigh
@@ -29,6 +29,7 @@ from compare.run.result import PARTS, SparsePrefillResult, V4PrefillResult
 __all__ = ["Evidence", "judge", "share_by_tensor"]
 
 _VALUE_WIDTH = 512
+_OTHER_ATTENTION = "the attention is wrong too, and no known fault explains it"
 
 
 def judge(
@@ -52,9 +53,9 @@ def judge(
     if fault := form_fault(plain(candidate), T, H, _VALUE_WIDTH):
         return Verdict(status=fault.status, reason=fault.reason, rows_total=T * H)
     evidence = evidence or Evidence(inputs)
-    if fault := stage_form(evidence, candidate):
-        return Verdict(status=fault.status, reason=fault.reason, rows_total=T * H)
     found = judge_stages(evidence, candidate)
+    if fault := found.form:
+        return Verdict(status=fault.status, reason=fault.reason, rows_total=T * H)
     reference_failed = None
     if reference is not None:
         reference_failed = _form_or_stages(evidence, reference)
@@ -108,11 +109,12 @@ def view(result: V4PrefillResult) -> ResultView:
 def _form_or_stages(evidence: Evidence, reference: V4PrefillResult) -> str | None:
     """Why a reference can't be believed, apart from its numbers."""
     T, H, _ = evidence.path.q.shape
-    fault = form_fault(plain(reference), T, H, _VALUE_WIDTH) or stage_form(evidence, reference)
-    if fault is not None:
+    if fault := form_fault(plain(reference), T, H, _VALUE_WIDTH):
         return fault.reason
-    faults = judge_stages(evidence, reference).faults
-    return faults[0].sentence if faults else None
+    found = judge_stages(evidence, reference)
+    if found.form is not None:
+        return found.form.reason
+    return found.faults[0].sentence if found.faults else None
 
 
 def _explain(
@@ -125,7 +127,7 @@ def _explain(
     """The faults that the tensors show. Stages that are wrong say so themselves; those that are
     right leave the attention.
     """
-    if any(fault.stage != "plan" for fault in found.faults) or not found.runnable:
+    if any(fault.stage != "plan" for fault in found.faults) or not found.whole:
         return ()
     staged = candidate.stages is not None
     plan = right_plan(evidence.path) if candidate.plan is None else candidate.plan
@@ -198,12 +200,13 @@ def _attention_faults(evidence: Evidence, candidate: V4PrefillResult) -> list[St
         verdict = sparse_prefill.judge(call, result, evidence=own)
         if verdict.status.failed:
             known = verdict.diagnosis[0] if verdict.diagnosis else None
+            over = f"over the workspace and indices of chunk {k}, such as they are, "
             return [
                 StageFault(
                     stage="attention",
                     name=known.name if known else "wrong-attention",
-                    sentence=f"attention: over the workspace and indices of chunk {k}, such as "
-                    f"they are, {known.sentence if known else verdict.reason}",
+                    sentence=f"attention: {over}{verdict.reason}",
+                    meaning=f"{over}{known.sentence if known else _OTHER_ATTENTION}",
                 )
             ]
     return []

@@ -11,8 +11,8 @@ from compare.cases.inputs import DecodePlanInputs
 from compare.cases.ownership import local_length
 from compare.cases.v4_stages import STAGES
 from compare.run import convert
-from compare.run.local_v4 import chunk_stages
 from compare.run.result import (
+    ChunkStage,
     DcpDecodeResult,
     DecodePlanResult,
     PlanChunk,
@@ -23,6 +23,7 @@ from compare.run.result import (
 )
 
 _CHUNK = ("start", "end", "compressed_rows", "workspace_rows", "query_start", "query_end")
+_STAGE = ("workspace", "indices", "lengths")
 _ROWS = ("ragged", "request", "bound", "padding")
 
 
@@ -45,8 +46,9 @@ def v4_prefill_result(answer: Any, name: str) -> V4PrefillResult:
     """(out, max_logits, lse), a mapping or an object with these names, as a result; TypeError for
     anything else.
 
-    A mapping or an object may have plan too, a sequence of chunks, and stages, one for each chunk
-    with workspace, indices and lengths; None and what isn't there aren't compared.
+    A mapping or an object may have plan too, a sequence of chunks, and stages, one for each chunk,
+    as objects with workspace, indices and lengths or mappings of these; None and what isn't there
+    aren't compared.
     """
     if isinstance(answer, V4PrefillResult):
         return answer
@@ -57,8 +59,28 @@ def v4_prefill_result(answer: Any, name: str) -> V4PrefillResult:
         lse=whole.lse,
         max_logits=whole.max_logits,
         plan=None if plan is None else plan_result(plan, name).chunks,
-        stages=chunk_stages(stages),
+        stages=None if stages is None else _stages(stages, name),
     )
+
+
+def _stages(stages: Iterable[Any], name: str) -> tuple[ChunkStage, ...]:
+    """Objects with the three attributes, or mappings of them, as stages."""
+    found = []
+    for number, stage in enumerate(stages):
+        if isinstance(stage, Mapping) and all(field in stage for field in _STAGE):
+            arrays = [stage[field] for field in _STAGE]
+        elif all(hasattr(stage, field) for field in _STAGE):
+            arrays = [getattr(stage, field) for field in _STAGE]
+        else:
+            raise TypeError(
+                f"{name} returned a {type(stage).__name__} as stage {number}; accepted: an object "
+                f"with {', '.join(_STAGE)}, or a mapping of these"
+            )
+        named = zip(_STAGE, arrays, strict=True)
+        found.append(
+            ChunkStage(**{field: convert.to_numpy(array, field) for field, array in named})
+        )
+    return tuple(found)
 
 
 def v4_stages_result(answer: Any, name: str, stage: str) -> V4StagesResult:

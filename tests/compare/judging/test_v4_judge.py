@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from compare.cases.v4_inputs import V4PrefillInputs
-from compare.judging.v4_plan import given_plan, right_plan
+from compare.judging.v4_plan import MEANINGS, NAMES, given_plan, right_plan
 from compare.judging.v4_prefill import Evidence, judge, share_by_tensor
 from compare.judging.verdict import Status, Verdict
+from compare.report.report import Report, Row
+from compare.report.text import failure_lines
 from compare.run.convert import to_numpy, to_torch
 from compare.run.result import ChunkStage, V4PrefillResult
 from compare.run.torch_v4 import TorchV4Prefill
@@ -109,21 +111,21 @@ def test_a_gathered_row_of_other_bits_is_named_with_both_values(evidence, right)
     # Right tensors don't make up for it: the attention isn't that of this workspace.
     assert verdict.status is Status.NUMERIC
     assert names(verdict)[0] == "wrong-gather"
-    assert verdict.diagnosis[0].sentence == (
+    assert verdict.reason.startswith(
         f"gather: workspace[1, {N + 3}, 17] of chunk 0 is 0.5; {float(due):g} is due, of position "
-        "34 of request 1 (1 of 81 rows differ)"
+        "34 of request 1 (1 of 81 rows differ); attention: "
     )
     assert verdict.worst[0].index == (1, N + 3, 17)
     assert (verdict.worst[0].got, verdict.worst[0].expected) == (0.5, float(due))
-    assert verdict.reason.startswith("gather: ")
 
 
 def test_a_row_that_holds_another_key_says_whose(evidence, right):
     stage = stage_of(right)
     stage.workspace[0, 2] = stage.workspace[1, 5]
     verdict = verdict_of(evidence, with_stage(right, workspace=stage.workspace))
-    assert "of compressed entry 2 of request 0" in verdict.diagnosis[0].sentence
-    assert verdict.diagnosis[0].sentence.endswith("the row holds compressed entry 5 of request 1")
+    first = verdict.reason.split("; attention: ")[0]
+    assert "of compressed entry 2 of request 0" in first
+    assert first.endswith("the row holds compressed entry 5 of request 1")
 
 
 def test_rows_that_nothing_is_gathered_to_hold_anything(evidence, right):
@@ -152,10 +154,10 @@ def test_an_index_of_another_key_is_named_with_both_keys(evidence, right):
     stage.indices[5, 12] = N
     verdict = verdict_of(evidence, with_stage(right, indices=stage.indices))
     assert names(verdict)[0] == "wrong-indices"
-    assert verdict.diagnosis[0].sentence == (
+    assert verdict.reason.startswith(
         f"indices: indices[5, 12] of chunk 0 is {N}, position 13 of request 0; row {M + N + 1}, "
         "position 32 of request 1, is due for token 5 (request 1, position 55) (1 of 10 tokens "
-        "differ)"
+        "differ); attention: "
     )
     assert (verdict.worst[0].got, verdict.worst[0].expected) == (N, M + N + 1)
 
@@ -223,7 +225,48 @@ def test_a_plan_that_breaks_a_rule_is_named_first(evidence, right):
     # Its rows and indices are judged by its own plan, and are right.
     assert verdict.status is Status.PLAN
     assert names(verdict) == ["not-the-shipped-plan"]
-    assert verdict.diagnosis[0].sentence.startswith("plan: P5: chunk 0 (requests 0 to 1) has N = ")
+    assert verdict.reason.startswith("plan: P5: chunk 0 (requests 0 to 1) has N = ")
+
+
+def with_plan(result: V4PrefillResult, **more: int) -> V4PrefillResult:
+    """The result with sizes of its first chunk changed by so much; its stages stay."""
+    assert result.plan is not None
+    first = result.plan[0]
+    first = dataclasses.replace(first, **{f: getattr(first, f) + by for f, by in more.items()})
+    return dataclasses.replace(result, plan=(first, *result.plan[1:]))
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "words", "due"),
+    [
+        ({"workspace_rows": -1}, "workspace-size", "P6: chunk 0 (requests 0 to 1) has 28 win", 43),
+        ({"workspace_rows": 1}, "not-the-shipped-plan", "P5: chunk 0 (requests 0 to 1) has", 45),
+    ],
+)
+def test_a_wrong_plan_is_named_where_its_stages_do_not_fit_it(
+    evidence, right, more, name, words, due
+):
+    wrong = with_plan(right, **more)
+    verdict = verdict_of(evidence, wrong)
+    assert (verdict.status, names(verdict)) == (Status.PLAN, [name])
+    assert verdict.reason.startswith(f"plan: {words}")
+    assert "has the shape" not in verdict.reason
+    assert verdict.notes == (
+        "rows and indices weren't judged, they don't fit this plan: workspace of chunk 0 has the "
+        f"shape [2, 44, 512]; [2, {due}, 512] is due",
+    )
+    # Nothing is said of rows and indices where the tensors are wrong as well.
+    base2 = verdict_of(evidence, dataclasses.replace(wrong, lse=right.lse / math.log(2)))
+    assert (base2.status, names(base2)) == (Status.NUMERIC, [name])
+    failed = verdict_of(evidence, right, reference=wrong).reference_failed
+    assert failed is not None
+    assert failed.startswith(f"plan: {words}")
+
+
+def test_a_wrong_plan_is_named_before_a_number_of_stages(evidence, right):
+    verdict = verdict_of(evidence, dataclasses.replace(with_plan(right, query_end=-1), stages=()))
+    assert (verdict.status, names(verdict)) == (Status.PLAN, ["chunk-range"])
+    assert "0 stages came with 1 chunks" in verdict.notes[0]
 
 
 def test_a_plan_that_cannot_be_run_ends_the_look_at_stages(evidence, right):
@@ -358,6 +401,101 @@ def test_the_plan_that_a_case_asks_for_is_right_and_so_is_the_fixed_one(plan):
     assert verdict_of(evidence, own).status is Status.PASS
     other = Evidence(dataclasses.replace(inputs, plan_rules="fixed"))
     assert verdict_of(other, found).status is Status.PLAN
+
+
+@pytest.mark.parametrize(
+    ("plan", "more", "name", "words"),
+    [
+        ("alone", {"workspace_rows": -1}, "workspace-size", "P6: chunk 0 (request 1) has 26 win"),
+        ("alone", {"compressed_rows": -1}, "workspace-size", "P6: chunk 0 (request 1) has 9 comp"),
+        (
+            "alone",
+            {"workspace_rows": 1},
+            "not-the-given-plan",
+            "chunk 0 has the requests [1, 2), N = 10 and M = 38; the case prescribes [1, 2), "
+            "N = 10 and M = 37",
+        ),
+        (
+            "vllm-0.33.0",
+            {"workspace_rows": 1},
+            "not-the-given-plan",
+            "chunk 0 has the requests [0, 1), N = 75 and M = 99; the case prescribes [0, 1), "
+            "N = 75 and M = 98",
+        ),
+    ],
+)
+def test_the_split_that_a_case_prescribes_is_no_fault_of_a_wrong_plan(plan, more, name, words):
+    inputs = inputs_of(
+        "v4-prefill:seq=300+40+60,q=0+4+6,h=2,topk=12,window=24,max_len=300,max_tokens=16,chunk=1,"
+        f"plan={plan},seed=8302"
+    )
+    verdict = judge(inputs, with_plan(TorchV4Prefill("torch").run(inputs), **more))
+    assert (verdict.status, names(verdict)) == (Status.PLAN, [name])
+    assert verdict.reason.startswith(f"plan: {words}")
+    assert "P7" not in verdict.reason
+    assert "P1" not in verdict.reason
+
+
+def test_a_chunk_that_lacks_is_told_where_the_others_are_the_prescribed_ones():
+    inputs = inputs_of(
+        "v4-prefill:seq=30+40+60,q=0+4+0,h=2,topk=4,window=8,max_len=60,max_tokens=4,chunk=1,"
+        "plan=vllm-0.33.0,seed=8305"
+    )
+    given = given_plan(inputs)
+    assert given is not None
+    assert [(chunk.start, chunk.end) for chunk in given] == [(0, 1), (1, 2), (2, 3)]
+    found = TorchV4Prefill("torch").run(inputs)
+    verdict = judge(inputs, dataclasses.replace(found, plan=given[:2], stages=None))
+    assert (verdict.status, names(verdict)) == (Status.PLAN, ["not-the-given-plan"])
+    assert verdict.reason == "plan: the plan has 2 chunks; the case prescribes 3"
+
+
+def test_another_split_than_the_prescribed_one_is_a_wrong_plan():
+    """One alone, two together: neither as the case wants it nor all three, which fit."""
+    case = "v4-prefill:seq=40+60+50,q=4+6+5,h=2,topk=12,window=24,seed=8304"
+    inputs = inputs_of(f"{case},plan=alone")
+    found = TorchV4Prefill("torch").run(inputs)
+    assert found.plan is not None
+    first, second, third = found.plan
+    both = dataclasses.replace(second, end=third.end, query_end=third.query_end)
+    verdict = judge(inputs, dataclasses.replace(found, plan=(first, both), stages=None))
+    assert (verdict.status, names(verdict)) == (Status.PLAN, ["not-the-given-plan"])
+    assert "chunk 1 has the requests [1, 3), " in verdict.reason
+    split = dataclasses.replace(found, stages=None)
+    fixed = judge(inputs_of(f"{case},plan=fixed"), split)
+    assert names(fixed) == ["needless-split"]
+    assert fixed.diagnosis[0].sentence == (
+        "plan: P7: a chunk ends though the next request with query tokens fits and none without "
+        "lies between"
+    )
+
+
+def test_each_diagnosis_of_a_stage_says_what_the_fault_is(evidence, right):
+    stage = stage_of(right)
+    stage.workspace[1, N + 3, 17] = 0.5
+    stage.indices[5, 12] = N
+    wrong = with_plan(with_stage(right, **vars(stage)), workspace_rows=-1)
+    (size,) = verdict_of(evidence, wrong).diagnosis
+    assert (size.name, size.sentence) == (
+        "workspace-size",
+        "plan: P6: N or M - N is too small for a request of the chunk, one without query tokens "
+        "counts too, or requests * M exceeds the area",
+    )
+    verdict = verdict_of(evidence, with_stage(right, **vars(stage)))
+    assert names(verdict) == ["wrong-gather", "wrong-indices", "wrong-attention"]
+    said = [found.sentence for found in verdict.diagnosis]
+    assert said[0].startswith("gather: rows of the workspace don't hold the bits of their keys")
+    assert said[1].startswith("indices: lists don't name the keys that their tokens see")
+    assert said[2].endswith("the attention is wrong too, and no known fault explains it")
+    # A report gives the place in the reason and these words beside the name.
+    row = Row(case=CASE, candidate="mine", reference=None, verdict=verdict, seconds=0.0)
+    report = Report(rows=(row,), environment={}, profile="calibrated")
+    lines = [line for line in failure_lines(row, report) if line.startswith("diagnosis ")]
+    assert lines == [f"diagnosis {found.name}: {found.sentence}" for found in verdict.diagnosis]
+
+
+def test_every_rule_of_a_plan_has_its_name_and_its_meaning():
+    assert MEANINGS.keys() == NAMES.keys()
 
 
 def test_a_batch_without_tokens_has_nothing_to_be_wrong():

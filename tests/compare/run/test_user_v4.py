@@ -119,7 +119,10 @@ def test_a_plan_and_stages_are_taken_where_there_are_some() -> None:
     def as_mapping(q, swa_cache, **more):
         return vars(as_object(q, swa_cache))
 
-    for function in (as_object, as_mapping):
+    def of_mappings(q, swa_cache, **more):
+        return {**as_mapping(q, swa_cache), "stages": [vars(stage)]}
+
+    for function in (as_object, as_mapping, of_mappings):
         found = run(function)
         assert found.plan == (
             PlanChunk(
@@ -139,6 +142,24 @@ def test_what_is_no_answer_is_refused() -> None:
 
     with pytest.raises(TypeError, match="as chunk 0; accepted"):
         run(broken_plan)
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [((1, 2, 3), "tuple"), ({"workspace": 1}, "dict"), (SimpleNamespace(), "SimpleNamespace")],
+)
+def test_what_is_no_stage_is_refused(stage: Any, kind: str) -> None:
+    def path(q, swa_cache, **more):
+        out, maxima, lse = answer(q)
+        plan = [(0, 1, 1, 4, 0, 3)]
+        return {"out": out, "max_logits": maxima, "lse": lse, "plan": plan, "stages": [stage]}
+
+    message = (
+        f"returned a {kind} as stage 0; accepted: an object with workspace, indices, lengths, or a "
+        "mapping of these"
+    )
+    with pytest.raises(TypeError, match=message):
+        run(path)
 
 
 def test_a_stage_s_function_gets_its_name_and_arguments() -> None:
