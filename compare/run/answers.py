@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from compare.cases.inputs import DecodePlanInputs
 from compare.cases.ownership import local_length
 from compare.cases.v4_stages import STAGES
 from compare.run import convert
+from compare.run.local_v4 import chunk_stages
 from compare.run.result import (
-    ChunkStage,
     DcpDecodeResult,
     DecodePlanResult,
     PlanChunk,
@@ -59,28 +60,22 @@ def v4_prefill_result(answer: Any, name: str) -> V4PrefillResult:
         lse=whole.lse,
         max_logits=whole.max_logits,
         plan=None if plan is None else plan_result(plan, name).chunks,
-        stages=None if stages is None else _stages(stages, name),
+        stages=None
+        if stages is None
+        else chunk_stages(_stage(stage, number, name) for number, stage in enumerate(stages)),
     )
 
 
-def _stages(stages: Iterable[Any], name: str) -> tuple[ChunkStage, ...]:
-    """Objects with the three attributes, or mappings of them, as stages."""
-    found = []
-    for number, stage in enumerate(stages):
-        if isinstance(stage, Mapping) and all(field in stage for field in _STAGE):
-            arrays = [stage[field] for field in _STAGE]
-        elif all(hasattr(stage, field) for field in _STAGE):
-            arrays = [getattr(stage, field) for field in _STAGE]
-        else:
-            raise TypeError(
-                f"{name} returned a {type(stage).__name__} as stage {number}; accepted: an object "
-                f"with {', '.join(_STAGE)}, or a mapping of these"
-            )
-        named = zip(_STAGE, arrays, strict=True)
-        found.append(
-            ChunkStage(**{field: convert.to_numpy(array, field) for field, array in named})
-        )
-    return tuple(found)
+def _stage(stage: Any, number: int, name: str) -> Any:
+    """An object with the three attributes, or a mapping of them, as an object."""
+    if isinstance(stage, Mapping) and all(field in stage for field in _STAGE):
+        return SimpleNamespace(**{field: stage[field] for field in _STAGE})
+    if all(hasattr(stage, field) for field in _STAGE):
+        return stage
+    raise TypeError(
+        f"{name} returned a {type(stage).__name__} as stage {number}; accepted: an object with "
+        f"{', '.join(_STAGE)}, or a mapping of these"
+    )
 
 
 def v4_stages_result(answer: Any, name: str, stage: str) -> V4StagesResult:

@@ -93,10 +93,8 @@ def sparse_prefill(
     operands = _operands(
         arguments.kv, arguments.indices, arguments.attn_sink, arguments.topk_length, num_heads
     )
-    # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
-    queries = -arguments.q if arguments.sm_scale < 0 else arguments.q
-    num_kv = arguments.kv.shape[0]
-    result = _attend(backend, queries, operands, abs(arguments.sm_scale), num_kv=num_kv)
+    queries, scale = with_scale_from_0(arguments.q, arguments.sm_scale)
+    result = _attend(backend, queries, operands, scale, num_kv=arguments.kv.shape[0])
     if arguments.shared and not is_traced(*result):
         jax.block_until_ready(result)
     return result
@@ -123,9 +121,8 @@ def sparse_prefill_into(
             batch, *operands.in_order(sm_scale), num_kv=num_kv, **_launch_settings(backend)
         )
         return
-    queries = batch.queries(indices.shape[0])
-    queries = -queries if sm_scale < 0 else queries
-    batch.write(_attend(backend, queries, operands, abs(sm_scale), num_kv=num_kv))
+    queries, scale = with_scale_from_0(batch.queries(indices.shape[0]), sm_scale)
+    batch.write(_attend(backend, queries, operands, scale, num_kv=num_kv))
 
 
 class _Operands(NamedTuple):
@@ -146,16 +143,10 @@ def _operands(
     length: jax.Array | None,
     num_heads: int,
 ) -> _Operands:
-    """Every combination of optional arguments runs the same program."""
-    num_tokens, topk = indices.shape
     if not kv.shape[0]:
         # A gather from an array without rows is an error even where every slot is a hole.
         kv = jnp.zeros((1, kv.shape[1]), kv.dtype)
-    if sink is None:
-        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
-    if length is None:
-        length = jnp.full((num_tokens,), topk, jnp.int32)
-    return _Operands(kv, indices, sink, length)
+    return _Operands(kv, indices, *sink_and_length(sink, length, indices, num_heads))
 
 
 def _attend(
@@ -177,6 +168,26 @@ def _launch_settings(backend: str) -> dict[str, Any]:
         return {"config": kernel_sm90.Config.for_device(jax.devices()[0])}
     config = kernel_sm90.Config(num_ctas=INTERPRETED_CTAS)
     return {"config": config, "interpret": plgpu.InterpretGPUParams()}
+
+
+def sink_and_length(
+    sink: jax.Array | None, length: jax.Array | None, indices: jax.Array, num_heads: int
+) -> tuple[jax.Array, jax.Array]:
+    """Both as arrays: every combination of optional arguments runs the same program."""
+    num_tokens, topk = indices.shape
+    if sink is None:
+        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
+    if length is None:
+        length = jnp.full((num_tokens,), topk, jnp.int32)
+    return sink, length
+
+
+def with_scale_from_0(q: jax.Array, sm_scale: float) -> tuple[jax.Array, float]:
+    """The same logits of a scale that isn't negative.
+
+    The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
+    """
+    return (-q if sm_scale < 0 else q), abs(sm_scale)
 
 
 def base2(scale: float) -> Any:

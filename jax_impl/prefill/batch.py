@@ -22,7 +22,7 @@ class BatchRows(NamedTuple):
     first_token: jax.Array
 
     def queries(self, num_tokens: int) -> jax.Array:
-        """A copy of the tokens' queries, [num_tokens, H, D]."""
+        """The tokens' queries [num_tokens, H, D]: a copy, unless they are all of the batch's."""
         if num_tokens == self.q.shape[0]:
             return self.q
         return jax.lax.dynamic_slice_in_dim(self.q, self.first_token, num_tokens)

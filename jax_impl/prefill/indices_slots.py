@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.arrays import to_jax
-
-_LARGEST_INDEX = np.iinfo(np.int32).max
-
+from jax_impl.prefill.indices_checks import INT32_MAX
 
 _NOWHERE = np.iinfo(np.int32).min
 """A page's first slot where there is no page: no token of it comes up to 0."""
@@ -56,7 +54,7 @@ def look_up(
     XLA then writes a list in one pass and keeps no other array of its size.
     """
     num_requests, num_columns = first.shape
-    if num_requests * num_columns <= _LARGEST_INDEX:
+    if num_requests * num_columns <= INT32_MAX:
         slots = first.reshape(-1)[request * num_columns + column]
     else:
         slots = first[request, column]

@@ -14,7 +14,7 @@ from jax_impl import backends
 from jax_impl.arrays import is_traced, known_number, shares_memory, to_jax, true_or_false
 from jax_impl.kv_cache import FORMATS, PagedKV
 from jax_impl.prefill import kernel_sm90, xla
-from jax_impl.prefill.api import INTERPRETED_CTAS, base2
+from jax_impl.prefill.api import INTERPRETED_CTAS, base2, sink_and_length, with_scale_from_0
 from jax_impl.prefill.arguments import (
     D_V,
     check_known_lengths,
@@ -89,14 +89,12 @@ def sparse_prefill_paged(
     if num_tokens == 0:
         return result_of_no_tokens(num_heads, D_V)
 
-    queries = to_jax(q, "q")
     operands = _operands(
         caches, to_jax(slots, "slots"),
         None if attn_sink is None else to_jax(attn_sink, "attn_sink"), length, num_heads,
     )  # fmt: skip
-    # The masked score -inf must stay -inf when scaled, and the running maximum a maximum.
-    queries = -queries if scale < 0 else queries
-    result = _attend(backend, queries, operands, abs(scale), num_slots=_num_slots(caches))
+    queries, scale = with_scale_from_0(to_jax(q, "q"), scale)
+    result = _attend(backend, queries, operands, scale, num_slots=_num_slots(caches))
     if shared and not is_traced(*result):
         jax.block_until_ready(result)
     return result
@@ -121,9 +119,8 @@ def sparse_prefill_paged_into(
             **_launch_settings(backend),
         )  # fmt: skip
         return
-    queries = batch.queries(slots.shape[0])
-    queries = -queries if sm_scale < 0 else queries
-    batch.write(_attend(backend, queries, operands, abs(sm_scale), num_slots=num_slots))
+    queries, scale = with_scale_from_0(batch.queries(slots.shape[0]), sm_scale)
+    batch.write(_attend(backend, queries, operands, scale, num_slots=num_slots))
 
 
 class _Operands(NamedTuple):
@@ -151,13 +148,8 @@ def _operands(
     length: jax.Array | None,
     num_heads: int,
 ) -> _Operands:
-    """Every combination of optional arguments runs the same program."""
-    num_tokens, topk = slots.shape
-    if sink is None:
-        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
-    if length is None:
-        length = jnp.full((num_tokens,), topk, jnp.int32)
-    return _Operands(tuple(map(_with_a_page, caches)), slots, sink, length)
+    both = sink_and_length(sink, length, slots, num_heads)
+    return _Operands(tuple(map(_with_a_page, caches)), slots, *both)
 
 
 def _num_slots(caches: Sequence[PagedKV]) -> tuple[int, ...]:

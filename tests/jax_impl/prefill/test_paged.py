@@ -166,8 +166,8 @@ def paged(kv_format: str, num_pages: int = 2, page_size: int = 64) -> PagedKV:
 
 
 BAD = [
-    ("validate", 1, ValueError, "validate must be True or False; got 1"),
     # (changed argument, its value, error, what the message says)
+    ("validate", 1, ValueError, "validate must be True or False; got 1"),
     ("q", zeros(TOKENS, HEADS, 576), NotImplementedError, "width D of 512; got 576"),
     ("q", zeros(TOKENS, HEADS, 512, dtype=np.float32), ValueError, "be bfloat16; got float32"),
     ("caches", (), ValueError, "caches must be a tuple of 1 or 2 PagedKV; got 0 of them"),

@@ -183,9 +183,9 @@ print(json.dumps({
 """
 
 SIZE = (4, 1024, 65536, 4, 512)  # 70 MiB of workspace, 10 MiB of lists
-SMALL = 4 * 2**20
-"""Bytes for what has a number for each token, request or thread block. A second copy of the
-workspace, or of the lists, is more."""
+SMALL = 2**18
+"""Bytes for what has a number for each token, request or thread block: eight int32 of each of the
+4096 tokens are half of it. A second copy of the workspace, or of the lists, is more."""
 
 
 def memory(heads: int, way: str) -> dict[str, Any]:
