@@ -9,6 +9,7 @@ Under the shipped rules a request without query tokens then becomes a chunk with
 from __future__ import annotations
 
 from compare.cases.inputs import PrefillPlanInputs
+from compare.judging.plan_rules import fixed_plan, shipped_plan
 
 CONTEXT = 64
 
@@ -28,10 +29,5 @@ def plan_inputs(q_lens: tuple[int, ...]) -> PrefillPlanInputs:
 
 def query_ranges(q_lens: tuple[int, ...], rules: str) -> tuple[tuple[int, int], ...]:
     """The (query_start, query_end) of each chunk under rules `fixed` or `vllm-0.33.0`."""
-    from compare.run.registry import find
-    from compare.run.result import PlanResult
-
-    planner = find({"fixed": "jax-planner"}.get(rules, rules))
-    plan = planner.run(plan_inputs(q_lens))
-    assert isinstance(plan, PlanResult)
-    return tuple((chunk.query_start, chunk.query_end) for chunk in plan.chunks)
+    plan = {"fixed": fixed_plan, "vllm-0.33.0": shipped_plan}[rules](plan_inputs(q_lens))
+    return tuple((chunk.query_start, chunk.query_end) for chunk in plan)

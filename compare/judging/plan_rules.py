@@ -1,12 +1,15 @@
 """The rules P1 to P7 of a prefill plan, as arithmetic on its chunks; docs/planning-rules.md.
 
-Written from the rules and not from a planner: only P5 builds a plan, the shipped greedy one, which
-every plan must equal where no request is without query tokens.
+Written from the rules and not from a planner. Two plans are built from them, greedily: the shipped
+one, which every plan must equal where no request is without query tokens (P5), and the fixed one.
+No implementation is asked: the planners of both houses are candidates.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Sequence
 from itertools import accumulate
 
 from compare.cases.inputs import PrefillPlanInputs
@@ -73,13 +76,26 @@ def violations(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list
 
 def shipped_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
     """The greedy plan over all requests, zero-query ones included, as vLLM 0.33.0 makes it."""
-    known, n = sizes(inputs), len(inputs.query_lens)
+    return _greedy(inputs, range(len(inputs.query_lens)))
+
+
+def fixed_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
+    """The greedy plan over the requests with query tokens: each chunk begins and ends with one, and
+    those without that lie between count in its sizes.
+    """
+    return _greedy(inputs, [r for r, queries in enumerate(inputs.query_lens) if queries])
+
+
+def _greedy(inputs: PrefillPlanInputs, members: Sequence[int]) -> tuple[PlanChunk, ...]:
+    """Chunks that begin and end with a member, each as long as its area allows."""
+    known = sizes(inputs)
     plan: list[PlanChunk] = []
-    start = 0
-    while start < n:
+    left = collections.deque(members)
+    while left:
+        start = left.popleft()
         end = start + 1
-        while end < n and known.area(start, end + 1) <= known.limit:
-            end += 1
+        while left and known.area(start, left[0] + 1) <= known.limit:
+            end = left.popleft() + 1
         N = max(known.compressed[start:end])
         plan.append(
             PlanChunk(
@@ -91,7 +107,6 @@ def shipped_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
                 query_end=known.first_token[end],
             )
         )
-        start = end
     return tuple(plan)
 
 

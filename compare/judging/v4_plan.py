@@ -6,7 +6,7 @@ import numpy as np
 
 from compare.cases.inputs import PrefillPlanInputs
 from compare.cases.v4_inputs import V4PrefillInputs
-from compare.judging.plan_rules import Violation, shipped_plan, sizes, violations
+from compare.judging.plan_rules import Violation, fixed_plan, shipped_plan, sizes, violations
 from compare.judging.prefill_plan import RULE_NAMES
 from compare.run.result import PlanChunk
 
@@ -73,24 +73,9 @@ def given_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...] | None:
 
 
 def right_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...]:
-    """A plan that a right implementation may have run: the given one, else the reference's."""
+    """A plan that a right implementation may have run: the given one, else the fixed one."""
     given = given_plan(inputs)
-    if given is not None:
-        return given
-    from torch_ref.planning import plan_prefill_chunks
-
-    batch = planner_inputs(inputs)
-    chunks = plan_prefill_chunks(
-        batch.seq_lens,
-        batch.query_lens,
-        compress_ratio=batch.compress_ratio,
-        window=batch.window,
-        max_model_len=batch.max_model_len,
-        max_num_batched_tokens=batch.max_num_batched_tokens,
-        chunk_size=batch.chunk_size,
-        has_compressed=batch.has_compressed,
-    )
-    return tuple(PlanChunk(**vars(chunk)) for chunk in chunks)
+    return fixed_plan(planner_inputs(inputs)) if given is None else given
 
 
 def plan_violations(inputs: V4PrefillInputs, plan: tuple[PlanChunk, ...]) -> list[Violation]:

@@ -10,6 +10,7 @@ import numpy as np
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.cases.v4_prefill import V4PrefillCase
 from compare.cases.v4_stages import V4StagesCase
+from compare.judging.v4_plan import given_plan
 from compare.run.implementations import Unsupported
 from compare.run.jax_implementations import (
     HEADS,
@@ -20,7 +21,7 @@ from compare.run.jax_implementations import (
     import_jax,
     jax_device,
 )
-from compare.run.local_v4 import V4Prefill, V4Stages, chunk_stages, given_plan, plan_chunks
+from compare.run.local_v4 import V4Prefill, V4Stages, chunk_stages, plan_chunks
 from compare.run.result import V4PrefillResult, V4StagesResult
 
 INTERPRETER_TOKENS = 1024

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from compare.cases.inputs import Inputs
 from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
 from compare.cases.v4_prefill import V4PrefillCase
@@ -47,51 +45,6 @@ class V4Stages(OneSuite[V4StagesCase]):
         if not isinstance(inputs, V4StagesInputs):
             raise Unsupported(f"{self.name} is for v4-stages")
         return self.call(inputs.stage, dict(inputs.arguments))
-
-
-def given_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...] | None:
-    """The plan that a case prescribes; None where an implementation is to plan by the fixed rules.
-
-    alone: every request with query tokens is a chunk of its own, N and M as the host's lengths make
-    them. vllm-0.33.0: what that version plans, chunks without query tokens included.
-    """
-    if inputs.plan_rules == "fixed":
-        return None
-    bounds = inputs.seq_lens if inputs.seq_lens_bound is None else inputs.seq_lens_bound
-    starts = (inputs.query_start_loc - inputs.query_start_loc[0]).tolist()
-    lengths, queries = bounds.tolist(), np.diff(starts).tolist()
-    if inputs.plan_rules == "vllm-0.33.0":
-        from torch_ref.planning import plan_prefill_chunks
-
-        plan = plan_prefill_chunks(
-            lengths,
-            queries,
-            compress_ratio=inputs.compress_ratio,
-            window=inputs.window,
-            max_model_len=inputs.max_model_len,
-            max_num_batched_tokens=inputs.max_num_batched_tokens,
-            chunk_size=inputs.chunk_size,
-            has_compressed=inputs.compressed_cache is not None,
-            rules="vllm-0.33.0",
-        )
-        return plan_chunks(plan)
-    chunks = []
-    for request, (length, count) in enumerate(zip(lengths, queries, strict=True)):
-        if not count:
-            continue
-        compressed = length // inputs.compress_ratio if inputs.compressed_cache is not None else 0
-        gathered = count + min(length - count, inputs.window - 1)
-        chunks.append(
-            PlanChunk(
-                start=request,
-                end=request + 1,
-                compressed_rows=compressed,
-                workspace_rows=compressed + gathered,
-                query_start=starts[request],
-                query_end=starts[request + 1],
-            )
-        )
-    return tuple(chunks)
 
 
 def plan_chunks(plan: Iterable[Any]) -> tuple[PlanChunk, ...]:

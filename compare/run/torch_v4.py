@@ -9,8 +9,9 @@ import numpy as np
 
 from compare.cases.v4_inputs import V4PrefillInputs
 from compare.cases.v4_stages import STAGES
+from compare.judging.v4_plan import given_plan
 from compare.run import convert
-from compare.run.local_v4 import V4Prefill, V4Stages, chunk_stages, given_plan, plan_chunks
+from compare.run.local_v4 import V4Prefill, V4Stages, chunk_stages, plan_chunks
 from compare.run.result import V4PrefillResult, V4StagesResult
 from compare.run.torch_implementations import TorchDevice, torch_device
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
 from compare.cases.inputs import PrefillPlanInputs
-from compare.judging.plan_rules import shipped_plan, sizes
+from compare.judging.plan_rules import fixed_plan, shipped_plan, sizes, violations
 from compare.judging.prefill_plan import explain, judge
 from compare.judging.verdict import Status
+from compare.run.registry import in_process
 from compare.run.result import PlanChunk, PlanResult
 
 # cases.md 1: the batch on which engines have died. Budget 1 * (16 + 8 + 16) = 40 rows.
@@ -201,3 +203,23 @@ def test_a_single_chunk_of_the_reference_is_counted_as_one():
 def test_an_unknown_profile_is_refused():
     with pytest.raises(ValueError, match="profile: 'strict'"):
         judge(BATCH, PlanResult(chunks=RIGHT), profile="strict")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_rules_own_fixed_plan_is_that_of_both_planners(seed: int) -> None:
+    """The judge builds its plan from the rules; neither planner is asked, and both agree."""
+    rng = random.Random(seed)
+    lengths = [rng.randrange(0, 300) for _ in range(rng.randrange(0, 12))]
+    batch = PrefillPlanInputs(
+        seq_lens=tuple(lengths),
+        query_lens=tuple(rng.choice((0, min(n, 1), n // 2, n)) for n in lengths),
+        compress_ratio=rng.choice((1, 4, 128)),
+        window=rng.choice((1, 8, 128)),
+        max_model_len=300,
+        max_num_batched_tokens=rng.choice((300, 1000)),
+        chunk_size=rng.choice((1, 2, 4)),
+    )
+    plan = fixed_plan(batch)
+    assert not violations(batch, plan)
+    for name in ("jax-planner", "torch-planner"):
+        assert in_process(name).run(batch) == PlanResult(chunks=plan)

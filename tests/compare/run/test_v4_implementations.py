@@ -9,10 +9,10 @@ import pytest
 
 from compare.cases.catalogue import default_cases
 from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
+from compare.judging.v4_plan import given_plan
 from compare.run import registry
 from compare.run.implementations import Unsupported
 from compare.run.jax_v4 import JaxV4Prefill, JaxV4Stages
-from compare.run.local_v4 import given_plan
 from compare.run.result import V4StagesResult
 from compare.run.torch_v4 import TorchV4Prefill, TorchV4Stages
 from compare.run.transfer import fingerprint
