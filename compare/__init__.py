@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from compare.run.candidate import candidate
+from compare.user.candidate import candidate
 
 if TYPE_CHECKING:
     from compare.run.api import assert_agrees, check, judge

@@ -42,7 +42,7 @@ def compare_files(
     `suite=dcp-decode`. Metadata `lse=base2` and `empty_lse` declare another convention. Exit
     status: as `run`.
     """
-    from compare.tools import bundle
+    from compare.bundle import bundle
 
     profile = profile_of(profile)
     report_files = ReportFiles(report, out)

@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compare.cases.case import Case
 from compare.commands.words import cases_of, catalogue_cases, command
+from compare.goldens.files import available, golden_cases
+from compare.goldens.format import DamagedGolden
+from compare.protocol.case import Case
 from compare.report import console as terminal
 from compare.report import summary
 from compare.report.progress import JobProgress
-from compare.suites import SUITES
+from compare.suites.table import SUITES
 
 
 @command
@@ -64,13 +66,11 @@ def implementations() -> list[tuple[str, str, str]]:
 
 def recorded() -> list[tuple[str, str]]:
     """The recorded results: name, and how many cases there are, or what is damaged."""
-    from compare.tools import golden
-
     lines = []
-    for name in golden.available():
+    for name in available():
         try:
-            held = summary.plural(len(golden.golden_cases(name)), "case")
-        except golden.DamagedGolden as error:
+            held = summary.plural(len(golden_cases(name)), "case")
+        except DamagedGolden as error:
             held = str(error)
         lines.append((f"golden:{name}", held))
     return lines

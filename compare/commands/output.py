@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 
 from compare.commands.words import WordsOff, comma_list, one_of
+from compare.protocol.report import Report
 from compare.report import console as terminal
 from compare.report import files
-from compare.report.report import Report
 
 PROFILES = ("calibrated", "flashmla", "both")
 

@@ -9,9 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compare.cases.case import LARGEST
-from compare.cases.inputs import PrefillPlanInputs
-from compare.cases.prefill_plan import PrefillPlanCase
 from compare.commands.two_plans import (
     DISAGREE,
     FIXED,
@@ -22,9 +19,11 @@ from compare.commands.two_plans import (
     planned,
 )
 from compare.commands.words import command, lengths
+from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
+from compare.protocol.case import LARGEST
 from compare.report import console as terminal
 from compare.report import summary
-from compare.run.result import PlanChunk, PlanResult
+from compare.suites.prefill_plan.case import PrefillPlanCase
 
 _CHUNK_COLUMNS = ("shipped", "requests", "tokens", "N", "M", "")
 
@@ -156,7 +155,7 @@ class Plans(TwoPlans):
 def compare_plans(inputs: PrefillPlanInputs) -> Plans:
     """The shipped and the fixed plan of a batch, judged. WordsOff for arguments that no planner
     accepts."""
-    from compare.judging.prefill_plan import explain
+    from compare.suites.prefill_plan.judge import explain
 
     shipped, fixed, again = (planned(name, inputs) for name in (SHIPPED, FIXED, FIXED_AGAIN))
     assert isinstance(shipped, PlanResult) and isinstance(fixed, PlanResult)

@@ -10,9 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compare.cases.case import LARGEST
-from compare.cases.decode_plan import DecodePlanCase
-from compare.cases.inputs import DecodePlanInputs
 from compare.commands.two_plans import (
     DISAGREE,
     FIXED,
@@ -23,9 +20,11 @@ from compare.commands.two_plans import (
     planned,
 )
 from compare.commands.words import WordsOff, command, lengths
+from compare.judging.plans import DecodePlanInputs, DecodePlanResult
+from compare.protocol.case import LARGEST
 from compare.report import console as terminal
 from compare.report import summary
-from compare.run.result import DecodePlanResult
+from compare.suites.decode_plan.case import DecodePlanCase
 
 _RANKS_SHOWN = 256
 _COLUMNS = ("row", "token", "shipped", "bound", "keys", "", "fixed", "bound", "keys")
@@ -182,8 +181,8 @@ class RowPlans(TwoPlans):
 def compare_rows(case: DecodePlanCase, ranks: tuple[int, ...]) -> RowPlans:
     """The shipped and the fixed rows of a batch, judged on these ranks. WordsOff for arguments that
     no planner accepts."""
-    from compare.judging.decode_plan import explain, harmless
-    from compare.suites import make_inputs
+    from compare.suites.decode_plan.judge import explain, harmless
+    from compare.suites.table import make_inputs
 
     by_rank = [_inputs_of(make_inputs(dataclasses.replace(case, rank=rank))) for rank in ranks]
     fixed = [_planned(FIXED, inputs) for inputs in by_rank]

@@ -46,9 +46,9 @@ def record(
     kernel doesn't serve is skipped. Exit status: 0 all others recorded, 1 some were refused, 2 the
     words are off, 3 the kernel isn't available.
     """
+    from compare.recording.record import KernelNotHere, RecordingRefused
+    from compare.recording.record import record as record_golden
     from compare.run import registry
-    from compare.tools.golden import KernelNotHere, RecordingRefused
-    from compare.tools.golden import record as record_golden
 
     if ":" not in kernel:  # MODULE:FUNCTION is looked up where it is loaded
         one_of("--kernel", kernel, list(registry.TABLE))

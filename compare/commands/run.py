@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compare.cases.case import Case
 from compare.commands.output import (
     FormatsOption,
     OutOption,
@@ -21,9 +20,10 @@ from compare.commands.output import (
     say_written,
 )
 from compare.commands.words import cases_of, catalogue_cases, command, device_of
+from compare.goldens.format import DamagedGolden, UnknownGolden
+from compare.protocol.case import Case
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
-from compare.tools.golden import DamagedGolden, UnknownGolden
 
 
 @command

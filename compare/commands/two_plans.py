@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compare.cases.inputs import Inputs
 from compare.commands.words import WordsOff
+from compare.protocol.inputs import Inputs, Result
 from compare.report import console as terminal
-from compare.run.result import Result
 
 SHIPPED = "vllm-0.33.0"
 FIXED = "jax-planner"

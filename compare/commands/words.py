@@ -14,10 +14,10 @@ from typing import Any
 
 import typer
 
-from compare.cases.case import LARGEST, Case, CaseError
-from compare.run.implementations import UnknownImplementation
-from compare.suites import SUITES, parse_case
-from compare.tools.golden import DamagedGolden, UnknownGolden
+from compare.goldens.format import DamagedGolden, UnknownGolden
+from compare.protocol.case import LARGEST, Case, CaseError
+from compare.protocol.implementation import UnknownImplementation
+from compare.suites.table import SUITES, default_cases, full_cases, parse_case
 
 _MOST_DIGITS = 4300  # that int() reads
 
@@ -123,6 +123,4 @@ def cases_of(
 
 def catalogue_cases(suite: str, full: bool) -> Sequence[Case]:
     """The cases of a suite: those of the recorded results, or the full matrix."""
-    from compare.cases import catalogue
-
-    return catalogue.full_cases(suite) if full else catalogue.default_cases(suite)
+    return full_cases(suite) if full else default_cases(suite)

@@ -21,7 +21,7 @@ from compare.judging.tolerance import (
     tensor_bound,
     ulp,
 )
-from compare.judging.verdict import TensorMetrics, Worst
+from compare.protocol.verdict import TensorMetrics, Worst
 
 
 class AgainstOracle:

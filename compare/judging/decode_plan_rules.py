@@ -19,8 +19,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 
-from compare.cases.inputs import DecodePlanInputs
-from compare.run.result import DecodePlanResult
+from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 
 SHOWN = 8
 """Bounds of one group of rows that a sentence lists one by one."""

@@ -20,7 +20,7 @@ from compare.judging.metrics import to_float64
 from compare.judging.result_view import ResultView
 from compare.judging.special import SpecialValues
 from compare.judging.tolerance import OUT_FLOOR, P_ROUNDING
-from compare.judging.verdict import Diagnosis
+from compare.protocol.verdict import Diagnosis
 
 _MOST_TOKENS = 24
 _FLOP = 2e10

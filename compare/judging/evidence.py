@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from jaxtyping import BFloat16, Float64, Int64, Shaped
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.judging.attention_call import SparsePrefillInputs
 from compare.judging.device import block_elements, rows_at, to_numpy, upload
 from compare.judging.elements import Pair
 from compare.judging.metrics import Distance, Tolerance
 from compare.judging.row_kinds import KeyFacts, RowKinds
 from compare.judging.threads import in_order
 from compare.judging.tolerance import FLASHMLA, Bounds, calibrated_bounds, reciprocal_is_flushed
-from compare.judging.verdict import TensorMetrics
+from compare.protocol.verdict import TensorMetrics
 
 if TYPE_CHECKING:
     from torch_ref import Variant

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from compare.judging.evidence import Evidence
 from compare.judging.metrics import to_float64
 from compare.judging.result_view import ResultView
-from compare.judging.verdict import Worst
+from compare.protocol.verdict import Worst
 
 
 def key_difference(

@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64, Shaped
 
 from compare.judging.elements import Pair
 from compare.judging.histogram import Histogram
-from compare.judging.verdict import TensorMetrics
+from compare.protocol.verdict import TensorMetrics
 
 REL_FLOOR = 1e-6
 """Added to |expected| in a relative error, as FlashMLA's tests do."""

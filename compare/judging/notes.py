@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.judging.attention_call import SparsePrefillInputs
 
 if TYPE_CHECKING:
     from compare.judging.evidence import Rows

@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate
 
-from compare.cases.inputs import PrefillPlanInputs
-from compare.run.result import PlanChunk
+from compare.judging.plans import PlanChunk, PrefillPlanInputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,3 +245,16 @@ def _equals_shipped(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) ->
             f"hold and give N = {due[i].compressed_rows} and M = {due[i].workspace_rows}",
         )
     ]
+
+
+RULE_NAMES = {
+    "form": "chunk-range",
+    "P1": "empty-chunk",
+    "P2": "request-coverage",
+    "P3": "zero-query-first",
+    "P4": "trailing-chunk",
+    "P5": "not-the-shipped-plan",
+    "P6": "workspace-size",
+    "P7": "needless-split",
+}
+"""The diagnosis of a broken rule."""

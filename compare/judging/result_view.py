@@ -11,10 +11,9 @@ import torch
 from jaxtyping import BFloat16, Int64, Shaped
 from torch import Tensor
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.judging.device import rows_at, upload
-from compare.judging.verdict import Status
-from compare.run.result import SparsePrefillResult
+from compare.protocol.verdict import Status
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

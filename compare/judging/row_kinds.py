@@ -12,7 +12,7 @@ import torch
 from jaxtyping import BFloat16, Bool, Float64, Int, Int32, Int64, Num
 from torch import Tensor
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.judging.attention_call import SparsePrefillInputs
 from compare.judging.device import block_elements, rows_at, to_numpy, upload
 from compare.judging.tolerance import LOG2E, RowFacts
 

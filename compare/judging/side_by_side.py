@@ -13,7 +13,7 @@ from compare.judging.evidence import places_of
 from compare.judging.metrics import Distance
 from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.row_kinds import RowKinds
-from compare.judging.verdict import TensorMetrics
+from compare.protocol.verdict import TensorMetrics
 
 MOST_DIFFERENT = 32
 """Tokens per tensor that are handed to the oracle because the two results differ most there."""

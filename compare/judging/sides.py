@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Int64
 
-from compare.cases.case import Case
 from compare.judging.against_oracle import AgainstOracle
 from compare.judging.contract import PREFILL, Contract
 from compare.judging.evidence import Evidence, Rows
@@ -16,7 +15,8 @@ from compare.judging.result_view import ResultView
 from compare.judging.side_by_side import SideBySide
 from compare.judging.special import SpecialValues
 from compare.judging.threads import in_order
-from compare.judging.verdict import Worst
+from compare.protocol.case import Case
+from compare.protocol.verdict import Worst
 
 
 class Side:

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from compare.judging.contract import PREFILL, Contract
 from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.row_kinds import RowKinds
-from compare.judging.verdict import Worst
+from compare.protocol.verdict import Worst
 
 SUSPECTS = 64
 

@@ -8,7 +8,7 @@ from compare.judging.against_oracle import flashmla_failures
 from compare.judging.evidence import Evidence
 from compare.judging.side_by_side import SideBySide
 from compare.judging.sides import Side, measure, prefixed
-from compare.judging.verdict import Diagnosis, Status, Verdict
+from compare.protocol.verdict import Diagnosis, Status, Verdict
 
 _SUSPECTS = 8
 _NO_ROWS = "there was nothing to compare: the case has no rows; shapes and dtypes are as due"

@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from compare.protocol.report import Report
 from compare.report import summary, table, text
-from compare.report.report import Report
 
 # More than this is a list to grep, not to read: the JSON report and --verbose have all of them.
 _FAILURE_LIMIT = 20

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from compare._version import version as program_version
-from compare.cases.streams import GENERATOR_VERSION
+from compare.generate.streams import GENERATOR_VERSION
 
 # FlashMLA is published as sgl-flash-mla; builds from its own repository call themselves
 # flash_mla or flash-mla, with the commit in the version. The empty placeholder of that name has

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from compare.protocol.report import Report
 from compare.report import json, junit, markdown
-from compare.report.report import Report
 
 # Format: file name and writer. `html` isn't one of them.
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {

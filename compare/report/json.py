@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from compare.report.report import Report
+from compare.protocol.report import Report
 
 SCHEMA = "mla-crosscheck/report"
 SCHEMA_VERSION = 1

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
-from compare.judging.verdict import Status
+from compare.protocol.report import Report, Row
+from compare.protocol.verdict import Status
 from compare.report import summary, text
-from compare.report.report import Report, Row
 
 _RAISED = (Status.ERROR, Status.CRASH, Status.TIMEOUT)
 # XML 1.0 has no way to write these, not even as a character reference.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jinja2
 
+from compare.protocol.report import Report
 from compare.report import summary, table, text
-from compare.report.report import Report
 
 # GitHub refuses a job summary over 1 MiB, and nobody reads past this; the JSON report has every
 # row.

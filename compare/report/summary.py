@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from compare.judging.verdict import Status, TensorMetrics
-from compare.report.report import Report, Row
+from compare.protocol.report import Report, Row
+from compare.protocol.verdict import Status, TensorMetrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

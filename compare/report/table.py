@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from compare.protocol.report import Report, Row
 from compare.report import summary
-from compare.report.report import Report, Row
 from compare.report.summary import Group
 from compare.report.text import number, share
 

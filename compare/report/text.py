@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from compare.judging.verdict import Worst
+from compare.protocol.report import Report, Row
+from compare.protocol.verdict import Worst
 from compare.report import summary
-from compare.report.report import Report, Row
 
 
 def first_line(row: Row) -> str:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from compare.cases.case import Case
-from compare.cases.inputs import (
-    DcpDecodeInputs,
-    DecodePlanInputs,
-    Inputs,
-    PrefillPlanInputs,
-    SparsePrefillInputs,
-)
-from compare.cases.v4_inputs import V4_PREFILL_ARRAYS, V4PrefillInputs, V4StagesInputs
-from compare.cases.v4_stages import STAGES
-from compare.judging.verdict import Status, Verdict
-from compare.report.report import Report, Row
-from compare.run.answers import (
+from compare.houses.torch_backend import torch_device
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.plans import DecodePlanInputs, DecodePlanResult, PlanResult, PrefillPlanInputs
+from compare.protocol.arrays import to_numpy
+from compare.protocol.case import Case
+from compare.protocol.inputs import Inputs, Result
+from compare.protocol.report import Report, Row
+from compare.protocol.verdict import Status, Verdict
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.table import SUITES, make_inputs, parse_case
+from compare.suites.v4_prefill.call import V4_PREFILL_ARRAYS, V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
+from compare.suites.v4_stages.case import STAGES
+from compare.user.answers import (
     dcp_decode_result,
     decode_plan_result,
     plan_result,
@@ -29,19 +31,8 @@ from compare.run.answers import (
     v4_prefill_result,
     v4_stages_result,
 )
-from compare.run.convert import to_numpy
-from compare.run.own_tensors import check_arrays, check_decode, check_result, real_number
-from compare.run.result import (
-    DcpDecodeResult,
-    DecodePlanResult,
-    PlanResult,
-    Result,
-    SparsePrefillResult,
-    V4PrefillResult,
-    V4StagesResult,
-)
-from compare.run.user import UserImplementation
-from compare.suites import SUITES, make_inputs, parse_case
+from compare.user.implementation import UserImplementation
+from compare.user.own_tensors import check_arrays, check_decode, check_result, real_number
 
 _ARRAYS = {
     "sparse-prefill": ("q", "kv", "indices", "attn_sink", "topk_length"),
@@ -91,8 +82,8 @@ def check(
     ValueError for a suite or a case that doesn't exist, UnknownImplementation (a LookupError) for a
     target or reference that doesn't.
     """
-    from compare.cases.catalogue import default_cases
     from compare.run import runner
+    from compare.suites.table import default_cases
 
     _known(suite, SUITES, "suite")
     chosen = default_cases(suite) if cases is None else tuple(map(_case, cases))
@@ -136,8 +127,6 @@ def judge(
 
     ValueError for arguments that no implementation may be given, TypeError for what isn't a result.
     """
-    from compare.judging.judges import JUDGES
-    from compare.run.torch_implementations import torch_device
 
     _known(suite, SUITES, "suite")
     given = as_inputs(suite, inputs)
@@ -148,10 +137,9 @@ def judge(
         reference = registry.find(reference, device).run(given)
     elif reference is not None:
         reference = _result(given, reference, "reference")
-    module: Any = JUDGES[suite]
-    make = getattr(module, "Evidence", None)
-    evidence = None if make is None else make(given, torch_device(device))
-    return module.judge(given, answer, reference, profile=profile, evidence=evidence)
+    known = SUITES[suite]
+    evidence = known.evidence(given, functools.partial(torch_device, device))
+    return known.judge(given, answer, reference, profile=profile, evidence=evidence)
 
 
 def assert_agrees(

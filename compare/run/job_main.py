@@ -7,11 +7,11 @@ import os
 import threading
 from multiprocessing.connection import Connection
 
+from compare.isolation.worker_main import end_with
 from compare.run import registry
 from compare.run.jobs import Order
 from compare.run.session import Session, Task
-from compare.run.worker_main import end_with
-from compare.suites import parse_case
+from compare.suites.table import parse_case
 
 
 def main(fd: int) -> None:

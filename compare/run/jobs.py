@@ -15,11 +15,11 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from compare.judging.verdict import Status, Verdict
-from compare.report.report import Row
-from compare.run.child import Child
-from compare.run.implementations import WorkerDied
-from compare.run.jax_implementations import INTERPRETERS
+from compare.houses.jax_backend import INTERPRETERS
+from compare.isolation.child import Child
+from compare.protocol.implementation import WorkerDied
+from compare.protocol.report import Row
+from compare.protocol.verdict import Status, Verdict
 from compare.run.order import by_shape, longest_first
 from compare.run.session import Event, Finished, Options, Starting, Task
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 
-from compare.cases.case import Case
-from compare.cases.dcp_decode import KEY_WIDTH, VALUE_WIDTH, DcpDecodeCase
-from compare.cases.sparse_prefill import SparsePrefillCase
-from compare.cases.v4_prefill import WIDTH, V4PrefillCase
-from compare.cases.v4_stages import V4StagesCase
-from compare.run import jax_decode
-from compare.run.jax_implementations import HEADS, KEYS
+from compare.houses.jax_backend import HEADS, KEYS
+from compare.protocol.case import Case
 from compare.run.session import Task
+from compare.suites.dcp_decode import jax_adapter as jax_decode
+from compare.suites.dcp_decode.case import KEY_WIDTH, VALUE_WIDTH, DcpDecodeCase
+from compare.suites.sparse_prefill.case import SparsePrefillCase
+from compare.suites.v4_prefill.case import WIDTH, V4PrefillCase
+from compare.suites.v4_stages.case import V4StagesCase
 
 _SHAPE_ELEMENTS = 4_000_000
 """What a shape costs besides its tensors (compilation, mostly), in elements of that time."""

@@ -4,270 +4,62 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
-from compare.run.implementations import Implementation, UnknownImplementation
+from compare.goldens.files import available
+from compare.protocol.implementation import Implementation, UnknownImplementation
+from compare.protocol.suite import Offer
+from compare.recording.golden import GoldenImplementation
 from compare.run.together import Together
+from compare.suites.table import SUITES
 
 GOLDEN = "golden:"
 ORACLE = "oracle"
-_PREFILL, _PLAN = "sparse-prefill", "prefill-plan"
-_DECODE, _DECODE_PLAN = "dcp-decode", "decode-plan"
-_V4, _STAGES = "v4-prefill", "v4-stages"
-
-
-Make = Callable[[str | None], Implementation]
-"""Builds an implementation for a device in this process."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One name. what: for `list` and `doctor`, a few words. parts: by suite, how what serves it is
-    built. isolated: it runs in a process of its own, since a fault in a GPU kernel would take the
-    judge's own context with it."""
+    """One name: what stands behind it in each of the suites that offer it, at least one."""
 
     name: str
-    what: str
-    parts: Mapping[str, Make]
-    isolated: bool = False
+    offers: Mapping[str, Offer]
 
     @property
     def suites(self) -> frozenset[str]:
-        return frozenset(self.parts)
+        return frozenset(self.offers)
+
+    @property
+    def what(self) -> str:
+        """A few words, for `list` and `doctor`."""
+        return next((offer.what for offer in self.offers.values() if offer.what), "")
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it runs in a process of its own."""
+        return any(offer.isolated for offer in self.offers.values())
 
     def make(self, device: str | None) -> Implementation:
         """The implementation of all its suites."""
-        if len(self.parts) == 1:
-            return next(iter(self.parts.values()))(device)
-        return Together(self.name, {suite: make(device) for suite, make in self.parts.items()})
+        parts = {suite: offer.implementation(device) for suite, offer in self.offers.items()}
+        return next(iter(parts.values())) if len(parts) == 1 else Together(self.name, parts)
 
 
-def _jax(backend: str) -> dict[str, Make]:
-    def prefill(device: str | None) -> Implementation:
-        from compare.run.jax_implementations import JaxSparsePrefill
-
-        return JaxSparsePrefill(backend, device)
-
-    def decode(device: str | None) -> Implementation:
-        from compare.run.jax_decode import JaxDcpDecode
-
-        return JaxDcpDecode(backend, device)
-
-    def v4_stages(device: str | None) -> Implementation:
-        from compare.run.jax_v4 import JaxV4Stages
-
-        return JaxV4Stages(backend, device)
-
-    return {_PREFILL: prefill, _DECODE: decode, **_jax_v4(backend), _STAGES: v4_stages}
+def _table() -> dict[str, Entry]:
+    """By name, in the order in which the suites offer them."""
+    offers: dict[str, dict[str, Offer]] = {}
+    for suite in SUITES.values():
+        for offer in suite.offers:
+            offers.setdefault(offer.name, {})[suite.name] = offer
+    return {name: Entry(name=name, offers=found) for name, found in offers.items()}
 
 
-def _jax_v4(backend: str, *, fused: bool = False) -> dict[str, Make]:
-    def v4_prefill(device: str | None) -> Implementation:
-        from compare.run.jax_v4 import JaxV4Prefill
-
-        return JaxV4Prefill(backend, device, fused=fused)
-
-    return {_V4: v4_prefill}
-
-
-def _torch_prefill(device: str | None) -> Implementation:
-    from compare.run.torch_implementations import TorchSparsePrefill
-
-    return TorchSparsePrefill("torch", device)
-
-
-def _torch_decode(device: str | None) -> Implementation:
-    from compare.run.torch_decode import TorchDcpDecode
-
-    return TorchDcpDecode("torch", device)
-
-
-def _torch_v4(device: str | None) -> Implementation:
-    from compare.run.torch_v4 import TorchV4Prefill
-
-    return TorchV4Prefill("torch", device)
-
-
-def _torch_stages(device: str | None) -> Implementation:
-    from compare.run.torch_v4 import TorchV4Stages
-
-    return TorchV4Stages("torch", device)
-
-
-def _flash_mla(device: str | None) -> Implementation:
-    from compare.run.cuda_implementations import FlashMla
-
-    return FlashMla("flash_mla", device)
-
-
-def _flash_mla_decode(device: str | None) -> Implementation:
-    from compare.run.cuda_decode import FlashMlaDecode
-
-    return FlashMlaDecode("flash_mla", device)
-
-
-def _flash_mla_v4(device: str | None) -> Implementation:
-    from compare.run.cuda_v4 import FlashMlaV4
-
-    return FlashMlaV4("flash_mla", device)
-
-
-def _flash_mla_fp8(device: str | None) -> Implementation:
-    from compare.run.cuda_v4 import FlashMlaFp8
-
-    return FlashMlaFp8("flash_mla-fp8", device)
-
-
-def _flashinfer(backend: str) -> Make:
-    def make(device: str | None) -> Implementation:
-        from compare.run.cuda_decode import FlashInferDecode
-
-        return FlashInferDecode(backend, device)
-
-    return make
-
-
-def _flashinfer_cute_dsl(device: str | None) -> Implementation:
-    from compare.run.cuda_decode import FlashInferCuteDsl
-
-    return FlashInferCuteDsl("flashinfer-cute-dsl", device)
-
-
-def _jax_planner(device: str | None) -> Implementation:
-    from compare.run.jax_implementations import jax_planner
-
-    return jax_planner()
-
-
-def _jax_decode_planner(device: str | None) -> Implementation:
-    from compare.run.jax_decode import jax_decode_planner
-
-    return jax_decode_planner()
-
-
-def _torch_planners(name: str, rules: str) -> dict[str, Make]:
-    def chunks(device: str | None) -> Implementation:
-        from compare.run.torch_implementations import torch_planner
-
-        return torch_planner(name, rules)
-
-    def rows(device: str | None) -> Implementation:
-        from compare.run.torch_decode import torch_decode_planner
-
-        return torch_decode_planner(name, rules)
-
-    return {_PLAN: chunks, _DECODE_PLAN: rows}
-
-
-def _vllm(device: str | None) -> Implementation:
-    from compare.run.torch_implementations import vllm_planner
-
-    return vllm_planner()
-
-
-def _vllm_stages(device: str | None) -> Implementation:
-    from compare.run.cuda_v4 import VllmStages
-
-    return VllmStages("vllm", device)
-
-
-TABLE = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            name="torch",
-            what="eager PyTorch in the kernel's precision recipe; the judge's yardstick",
-            parts={
-                _PREFILL: _torch_prefill,
-                _DECODE: _torch_decode,
-                _V4: _torch_v4,
-                _STAGES: _torch_stages,
-            },
-        ),
-        Entry(name="xla", what="plain jax.numpy, no Pallas", parts=_jax("xla")),
-        Entry(name="pallas", what="the Mosaic GPU kernels", parts=_jax("pallas"), isolated=True),
-        Entry(
-            name="pallas-interpret",
-            what="the same kernels under Pallas' GPU interpreter, small cases",
-            parts=_jax("pallas-interpret"),
-        ),
-        Entry(
-            name="xla-fused",
-            what="the V4 path in jax.numpy without a workspace",
-            parts=_jax_v4("xla", fused=True),
-        ),
-        Entry(
-            name="pallas-fused",
-            what="attention that reads V4's pages itself, for Hopper",
-            parts=_jax_v4("pallas", fused=True),
-            isolated=True,
-        ),
-        Entry(
-            name="pallas-fused-interpret",
-            what="the same kernel under Pallas' GPU interpreter, small cases",
-            parts=_jax_v4("pallas-interpret", fused=True),
-        ),
-        Entry(
-            name="flash_mla",
-            what="the FlashMLA build that is importable",
-            parts={_PREFILL: _flash_mla, _DECODE: _flash_mla_decode, _V4: _flash_mla_v4},
-            isolated=True,
-        ),
-        Entry(
-            name="flash_mla-fp8",
-            what="FlashMLA's sparse decode on V4's pages, a batch entry for each token",
-            parts={_V4: _flash_mla_fp8},
-            isolated=True,
-        ),
-        Entry(
-            name="flashinfer-fa3",
-            what="FlashInfer's paged MLA attention, backend fa3",
-            parts={_DECODE: _flashinfer("fa3")},
-            isolated=True,
-        ),
-        Entry(
-            name="flashinfer-fa2",
-            what="FlashInfer's paged MLA attention, backend fa2",
-            parts={_DECODE: _flashinfer("fa2")},
-            isolated=True,
-        ),
-        Entry(
-            name="flashinfer-cute-dsl",
-            what="FlashInfer's own DCP decode, for Blackwell",
-            parts={_DECODE: _flashinfer_cute_dsl},
-            isolated=True,
-        ),
-        Entry(
-            name="jax-planner",
-            what="planners of jax_impl, the fixed rules",
-            parts={_PLAN: _jax_planner, _DECODE_PLAN: _jax_decode_planner},
-        ),
-        Entry(
-            name="torch-planner",
-            what="planners of torch_ref, the fixed rules",
-            parts=_torch_planners("torch-planner", "fixed"),
-        ),
-        Entry(
-            name="vllm-0.33.0",
-            what="planners of torch_ref, the rules that vLLM 0.33.0 ships",
-            parts=_torch_planners("vllm-0.33.0", "vllm-0.33.0"),
-        ),
-        Entry(
-            name="vllm",
-            what="chunk planner and V4's stages of the vLLM that is importable",
-            parts={_PLAN: _vllm, _STAGES: _vllm_stages},
-            isolated=True,
-        ),
-    )
-}
+TABLE = _table()
 
 
 def names() -> list[str]:
     """Every name that can be looked up without a file or module of one's own."""
-    from compare.tools import golden
-
-    return [*TABLE, *(GOLDEN + name for name in golden.available())]
+    return [*TABLE, *(GOLDEN + name for name in available())]
 
 
 def find(name: str, device: str | None = None) -> Implementation:
@@ -277,10 +69,10 @@ def find(name: str, device: str | None = None) -> Implementation:
     question: `supports`. UnknownImplementation names the nearest; a user's module is imported in
     its worker, to know whether the function exists.
     """
-    from compare.run.user import is_user_name
+    from compare.user.implementation import is_user_name
 
     if is_user_name(name) or (name in TABLE and TABLE[name].isolated):
-        from compare.run.worker import Isolated
+        from compare.isolation.worker import Isolated
 
         entry = TABLE.get(name)
         implementation = Isolated(name, device, None if entry is None else entry.make(device))
@@ -292,13 +84,12 @@ def find(name: str, device: str | None = None) -> Implementation:
 
 def in_process(name: str, device: str | None = None) -> Implementation:
     """The same, never in a process of its own: a fault in it is a fault of this process."""
-    from compare.run import user
-    from compare.tools import golden
+    from compare.user import implementation as user
 
     if name in TABLE:
         return TABLE[name].make(device)
-    if name.startswith(GOLDEN) and name.removeprefix(GOLDEN) in golden.available():
-        return cast(Implementation, golden.GoldenImplementation(name.removeprefix(GOLDEN)))
+    if name.startswith(GOLDEN) and name.removeprefix(GOLDEN) in available():
+        return cast(Implementation, GoldenImplementation(name.removeprefix(GOLDEN)))
     if user.is_user_name(name):
         return user.UserImplementation(user.load(name), name, device)
     raise UnknownImplementation(_nothing_called(name))
@@ -312,7 +103,7 @@ def reason(name: str, device: str | None = None, suite: str | None = None) -> st
     entry = TABLE[name]
     if suite is not None and suite not in entry.suites:
         return f"{name} isn't for {suite}"
-    make = entry.make if suite is None else entry.parts[suite]
+    make = entry.make if suite is None else entry.offers[suite].implementation
     try:
         unavailable = getattr(make(device), "unavailable", None)
         return None if unavailable is None else unavailable()
@@ -323,17 +114,10 @@ def reason(name: str, device: str | None = None, suite: str | None = None) -> st
 def here(suite: str, device: str | None = None) -> list[str]:
     """The candidates of a run that names none: all of this project's own that can run here. The
     interpreter is left out where the kernel itself runs."""
-    if suite in (_PLAN, _DECODE_PLAN):
-        return ["jax-planner", "torch-planner"]
-    kernel_runs = reason("pallas", device, suite) is None
-    own = ["pallas", "xla"] if kernel_runs else ["xla", "pallas-interpret"]
-    if suite == _V4:
-        own += (
-            ["pallas-fused", "xla-fused"]
-            if kernel_runs
-            else ["xla-fused", "pallas-fused-interpret"]
-        )
-    return own
+    known = SUITES[suite]
+    runs = {n for n in known.candidates if reason(n, device, suite) is None}
+    offers = [offer for name in known.candidates if (offer := known.offer(name)) and name in runs]
+    return [offer.name for offer in offers if offer.stands_in_for not in runs]
 
 
 def default_reference(suite: str, device: str | None = None) -> str | None:
@@ -341,7 +125,7 @@ def default_reference(suite: str, device: str | None = None) -> str | None:
     chunk plans and single stages: those recorded from vLLM 0.33.0, else an importable vLLM. None:
     the oracle alone; plans of decode rows are judged by rules and an independent planner."""
     known = names()
-    for name in _REFERENCES[suite]:
+    for name in SUITES[suite].references:
         if name in known and reason(name, device, suite if name in TABLE else None) is None:
             return name
     return None
@@ -351,23 +135,7 @@ def recorded_references(suite: str) -> list[str]:
     """The recorded results that a run which names no reference falls back to, in this order, for a
     case that its default reference has nothing for."""
     known = names()
-    return [n for n in _REFERENCES[suite] if n.startswith(GOLDEN) and n in known]
-
-
-_REFERENCES = {
-    _PREFILL: ("flash_mla", GOLDEN + "h200/flash_mla"),
-    _PLAN: (GOLDEN + "engine/vllm-0.33.0", "vllm"),
-    _DECODE: (
-        "flash_mla",
-        "flashinfer-fa3",
-        "flashinfer-cute-dsl",
-        GOLDEN + "h200/flash_mla_decode",
-        GOLDEN + "h200/flashinfer_fa3",
-    ),
-    _DECODE_PLAN: (),
-    _V4: ("flash_mla", GOLDEN + "h200/flash_mla_v4", GOLDEN + "h200/flash_mla_fp8"),
-    _STAGES: (GOLDEN + "engine/vllm-0.33.0-stages", "vllm"),
-}
+    return [n for n in SUITES[suite].references if n.startswith(GOLDEN) and n in known]
 
 
 def describe(device: str | None = None) -> list[tuple[str, str, str | None]]:

@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 
-from compare.cases.inputs import Inputs
-from compare.run.implementations import Implementation, warm_up
-from compare.run.result import DecodePlanResult, PlanResult, Result
-from compare.run.worker import Isolated
+from compare.isolation.worker import Isolated
+from compare.judging.plans import DecodePlanResult, PlanResult
+from compare.protocol.implementation import Implementation, warm_up
+from compare.protocol.inputs import Inputs, Result
 
 _BLOCK_ROWS = 256
 

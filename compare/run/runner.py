@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from compare.cases.case import Case
-from compare.report.report import Report, Row
+from compare.houses.jax_backend import INTERPRETERS
+from compare.protocol.case import Case
+from compare.protocol.implementation import Implementation
+from compare.protocol.report import Report, Row
 from compare.run import registry
-from compare.run.implementations import Implementation
 from compare.run.interruption import work_is_over
-from compare.run.jax_implementations import INTERPRETERS
 from compare.run.order import alone, variety_first
 from compare.run.session import (
     INTERPRETER_SECONDS,

@@ -6,19 +6,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from compare.cases.case import Case
-from compare.cases.inputs import Inputs
-from compare.judging.verdict import Status, Verdict
-from compare.report.report import Row
-from compare.run.failures import sentence, verdict_of
-from compare.run.implementations import Implementation
-from compare.run.jax_implementations import INTERPRETERS
+from compare.goldens.format import DamagedGolden, UnknownGolden
+from compare.houses.jax_backend import INTERPRETERS
+from compare.houses.torch_backend import torch_device
+from compare.isolation.failures import sentence, verdict_of
+from compare.isolation.worker import Isolated
+from compare.protocol.case import Case
+from compare.protocol.implementation import Implementation
+from compare.protocol.inputs import Inputs, Result
+from compare.protocol.report import Row
+from compare.protocol.suite import Suite
+from compare.protocol.verdict import Status, Verdict
 from compare.run.repeats import run_repeatedly
-from compare.run.result import Result
-from compare.run.worker import Isolated
-from compare.tools.golden_format import DamagedGolden, UnknownGolden
+from compare.suites.table import SUITES, make_inputs
 
 INTERPRETER_SECONDS = 60.0
 """What a run spends on the interpreter in all, unless it is asked for everything."""
@@ -143,7 +146,7 @@ class Session:
         reference = self._references.get(case.suite)
         self._prepare(case, [self._candidates[place] for place in able], reference)
         try:
-            inputs = _make_inputs(case)
+            inputs = make_inputs(case)
         except MemoryError as error:
             yield Unavailable(f"{line}: this machine has no memory for its inputs ({error})")
             return
@@ -160,12 +163,12 @@ class Session:
                     break
             if damaged:
                 yield Unavailable(damaged)
-        judge = _judge_of(case.suite)
-        evidence = judge.evidence(inputs, self._options.device)
+        suite = SUITES[case.suite]
+        evidence = suite.evidence(inputs, partial(torch_device, self._options.device))
         for place in able:
             candidate = self._candidates[place]
             yield Starting(task.index, place, f"{candidate.name} on {line}")
-            row = self._row(candidate, line, inputs, found, judge, evidence)
+            row = self._row(candidate, line, inputs, found, suite, evidence)
             yield Finished(task.index, place, row)
 
     def _row(
@@ -174,7 +177,7 @@ class Session:
         line: str,
         inputs: Inputs,
         reference: _Reference,
-        judge: _Judge,
+        suite: Suite,
         evidence: Any,
     ) -> Row:
         started = time.perf_counter()
@@ -186,7 +189,7 @@ class Session:
             seconds = ran.seconds
             verdict = self._too_slow(candidate, ran.longest)
             if verdict is None:
-                verdict = judge.judge(
+                verdict = suite.judge(
                     inputs,
                     ran.result,
                     reference.result,
@@ -278,40 +281,10 @@ class Session:
         return Verdict(status=Status.TIMEOUT, reason=reason)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Judge:
-    """A suite's judge with its own way to gather evidence."""
-
-    module: Any
-
-    def evidence(self, inputs: Inputs, device: str | None) -> Any:
-        make = getattr(self.module, "Evidence", None)
-        if make is None:
-            return None
-        from compare.run.torch_implementations import torch_device
-
-        return make(inputs, torch_device(device))
-
-    def judge(self, *arguments: Any, **options: Any) -> Verdict:
-        return self.module.judge(*arguments, **options)
-
-
 def _target(candidate: Implementation) -> str | None:
     """The words that find a candidate, where they aren't its name."""
     target = getattr(candidate, "target", None)
     return None if target == candidate.name else target
-
-
-def _judge_of(suite: str) -> _Judge:
-    from compare.judging.judges import JUDGES
-
-    return _Judge(JUDGES[suite])
-
-
-def _make_inputs(case: Case) -> Inputs:
-    from compare.suites import make_inputs
-
-    return make_inputs(case)
 
 
 def _with_difference(verdict: Verdict, difference: str | None) -> Verdict:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compare.cases.case import Case
-from compare.cases.inputs import Inputs
-from compare.run.implementations import Implementation, Unsupported, warm_up
-from compare.run.result import Result
+from compare.protocol.case import Case
+from compare.protocol.implementation import Implementation, Unsupported, warm_up
+from compare.protocol.inputs import Inputs, Result
+from compare.suites.table import suite_of
 
 
 class Together:
@@ -35,9 +35,7 @@ class Together:
         return f"{self.name} isn't for {case.suite}" if part is None else part.supports(case)
 
     def run(self, inputs: Inputs) -> Result:
-        from compare.suites import suite_of
-
-        suite = suite_of(inputs)
+        suite = suite_of(inputs).name
         if suite not in self.parts:
             raise Unsupported(f"{self.name} is for {' and '.join(sorted(self.suites))}")
         return self.parts[suite].run(inputs)

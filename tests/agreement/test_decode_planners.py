@@ -8,9 +8,8 @@ import random
 from itertools import accumulate
 
 import jax_impl.planning as ours
-from compare.cases.inputs import DecodePlanInputs
 from compare.judging.decode_plan_rules import violations
-from compare.run.result import DecodePlanResult
+from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 from torch_ref import planning as reference
 
 BATCHES = 20_000

@@ -7,9 +7,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from compare.cases.inputs import PrefillPlanInputs
 from compare.judging.plan_rules import violations
-from compare.run.result import PlanChunk
+from compare.judging.plans import PlanChunk, PrefillPlanInputs
 from jax_impl.planning import plan_prefill_chunks
 from torch_ref import planning as reference
 

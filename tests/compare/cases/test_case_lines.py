@@ -2,11 +2,10 @@
 
 import pytest
 
-from compare.cases.case import CaseError
-from compare.cases.catalogue import default_cases, full_cases
-from compare.cases.dcp_decode import DcpDecodeCase
-from compare.cases.decode_plan import DecodePlanCase
-from compare.suites import SUITES, parse_case
+from compare.protocol.case import CaseError
+from compare.suites.dcp_decode.case import DcpDecodeCase
+from compare.suites.decode_plan.case import DecodePlanCase
+from compare.suites.table import SUITES, default_cases, full_cases, parse_case
 
 
 def test_a_line_is_canonical_and_reads_back() -> None:

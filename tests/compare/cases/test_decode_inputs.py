@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.case import CaseError
-from compare.cases.inputs import DcpDecodeInputs
-from compare.suites import make_inputs, parse_case
+from compare.protocol.case import CaseError
+from compare.suites.dcp_decode.call import DcpDecodeInputs
+from compare.suites.table import make_inputs, parse_case
 
 BATCH = "lens=301+97+5,q=8+1+2,h=3,world=4,interleave=4"
 
@@ -63,7 +63,7 @@ def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
 def test_blocks_don_t_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "lens=301+97,q=8+1,h=3,world=2,data=exact"
     whole = inputs_of(words).sha256()
-    monkeypatch.setattr("compare.cases.blocks.BLOCK_WORDS", 2000)
+    monkeypatch.setattr("compare.generate.blocks.BLOCK_WORDS", 2000)
     assert inputs_of(words).sha256() == whole
 
 

@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
-from compare.cases.make_prefill import sparse_prefill_inputs
-from compare.cases.streams import Stream, bell, below, raw
-from compare.suites import make_inputs, parse_case
+from compare.generate.streams import Stream, bell, below, raw
+from compare.judging.attention_call import SparsePrefillInputs
+from compare.suites.sparse_prefill.make import sparse_prefill_inputs
+from compare.suites.table import make_inputs, parse_case
 
 
 def inputs_of(words: str) -> SparsePrefillInputs:
@@ -47,7 +47,7 @@ def test_a_stream_can_be_entered_at_any_row() -> None:
 def test_blocks_don_t_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     case = parse_case("sparse-prefill:s_q=9,h=3,data=exact,length=ragged,invalid=0.3,empty_rows=2")
     whole = sparse_prefill_inputs(case).sha256()
-    monkeypatch.setattr("compare.cases.blocks.BLOCK_WORDS", 2000)
+    monkeypatch.setattr("compare.generate.blocks.BLOCK_WORDS", 2000)
     assert sparse_prefill_inputs(case).sha256() == whole
 
 

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.case import CaseError, parse_case_of
-from compare.cases.make_v4 import v4_prefill_inputs
-from compare.cases.v4_inputs import V4PrefillInputs
-from compare.cases.v4_prefill import V4PrefillCase
-from compare.cases.v4_tokens import page_stride
+from compare.generate.tokens import page_stride
+from compare.protocol.case import CaseError, parse_case_of
+from compare.suites.v4_prefill.call import V4PrefillInputs
+from compare.suites.v4_prefill.case import V4PrefillCase
+from compare.suites.v4_prefill.make import v4_prefill_inputs
 
 BATCH = "seq=300+70+5+40+129,q=3+4+5+0+2"
 
@@ -118,7 +118,7 @@ def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
 def test_blocks_don_t_change_the_bytes(monkeypatch: pytest.MonkeyPatch, data: str) -> None:
     words = f"{BATCH},h=3,data={data}"
     whole = inputs_of(words).sha256()
-    monkeypatch.setattr("compare.cases.blocks.BLOCK_WORDS", 3000)
+    monkeypatch.setattr("compare.generate.blocks.BLOCK_WORDS", 3000)
     assert inputs_of(words).sha256() == whole
 
 

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.case import CaseError, parse_case_of
-from compare.cases.make_v4_stages import v4_stages_inputs
-from compare.cases.v4_stages import V4StagesCase
+from compare.protocol.case import CaseError, parse_case_of
+from compare.suites.v4_stages.case import V4StagesCase
+from compare.suites.v4_stages.make import v4_stages_inputs
 
 
 def arguments_of(words: str) -> dict[str, Any]:

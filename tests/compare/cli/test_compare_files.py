@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from compare.cases.inputs import DcpDecodeInputs
+from compare.bundle.bundle import save_bundle
+from compare.protocol.arrays import to_torch
 from compare.run import registry
-from compare.run.convert import to_torch
-from compare.run.result import DcpDecodeResult
-from compare.suites import make_inputs, parse_case
-from compare.tools.bundle import save_bundle
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.table import make_inputs, parse_case
 from tests.compare.cli.command_line import command_line
 
 CASE = "dcp-decode:lens=61+43,q=5+2,h=2,world=2,rank=1,kv=e4m3"

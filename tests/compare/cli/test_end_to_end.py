@@ -16,12 +16,11 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.bundle.bundle import save_bundle
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.report.json import load
 from compare.run import registry
-from compare.run.result import SparsePrefillResult
-from compare.suites import make_inputs, parse_case
-from compare.tools.bundle import save_bundle
+from compare.suites.table import make_inputs, parse_case
 from tests.compare.cli.command_line import Outcome, command_line
 
 CASE = "sparse-prefill:s_q=2,s_kv=96,h=4"

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from compare.cases.catalogue import default_cases, full_cases
+from compare.recording import golden
 from compare.run import registry
-from compare.suites import SUITES, parse_case
-from compare.tools import golden
+from compare.suites.table import SUITES, default_cases, full_cases, parse_case
 from tests.compare.cli.command_line import command_line
 
 PLANS = ("prefill-plan:seq=4,q=4", "prefill-plan:seq=5,q=4")

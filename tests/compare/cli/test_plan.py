@@ -8,10 +8,10 @@ import json
 import pytest
 
 from compare.commands import plan as module
+from compare.judging.plans import PlanResult
 from compare.run import registry
-from compare.run.local import Planner
-from compare.run.result import PlanResult
-from compare.suites import parse_case
+from compare.suites.prefill_plan.planner import Planner
+from compare.suites.table import parse_case
 from tests.compare.cli.command_line import command_line
 
 # vllm-project/vllm#49059: budget 1 * (64 / 4 + 8 + 16) = 40 rows.

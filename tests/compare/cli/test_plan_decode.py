@@ -8,8 +8,8 @@ import json
 import pytest
 
 from compare.commands import plan_decode as module
+from compare.judging.plans import DecodePlanResult
 from compare.run import registry
-from compare.run.result import DecodePlanResult
 from tests.compare.cli.command_line import command_line
 
 RAGGED = ("301,97", "8,2")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from compare.commands.record import _folder_name
+from compare.recording import golden
+from compare.recording import record as golden_record
 from compare.run import registry
-from compare.tools import golden, golden_record
 from tests.compare.cli.command_line import command_line
 
 CASE = "sparse-prefill:s_q=2,s_kv=96,h=4"

@@ -7,12 +7,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from compare.cases.catalogue import default_cases, full_cases
-from compare.judging.verdict import Status
+from compare.protocol.verdict import Status
+from compare.recording import golden
 from compare.report.json import load
 from compare.run import runner
-from compare.suites import SUITES
-from compare.tools import golden
+from compare.suites.table import SUITES, default_cases, full_cases
 from tests.compare.cli.command_line import command_line
 from tests.compare.report.fabricated import BASE_2, CASE, UNSUPPORTED, report, row
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from compare.recording import golden
 from compare.run import registry
-from compare.tools import golden
 from tests.compare.cli.command_line import command_line
 
 FOLDER = Path(__file__).parents[2] / "candidates"

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.judging.evidence import Evidence
-from compare.run.result import SparsePrefillResult
-from compare.suites import make_inputs, parse_case
+from compare.suites.table import make_inputs, parse_case
 
 YardstickOf = Callable[[SparsePrefillInputs], SparsePrefillResult]
 

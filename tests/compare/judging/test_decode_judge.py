@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import compare
-from compare.cases.inputs import DcpDecodeInputs
-from compare.judging import decode_tolerance
-from compare.judging.dcp_decode import Evidence, contract_of, judge, share_by_tensor
 from compare.judging.elements import round_to_bfloat16
-from compare.judging.verdict import Status, Verdict
-from compare.run.result import DcpDecodeResult
-from compare.suites import make_inputs, parse_case
+from compare.protocol.verdict import Status, Verdict
+from compare.suites.dcp_decode import tolerance as decode_tolerance
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.dcp_decode.judge import Evidence, contract_of, judge, share_by_tensor
+from compare.suites.table import make_inputs, parse_case
 
 RAGGED = (
     "dcp-decode:lens=61+43+2,q=5+2+1,h=3,page=16,world=2,rank=1,interleave=2,pad_rows=2,stale=1"

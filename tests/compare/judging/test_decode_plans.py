@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.cases.inputs import DecodePlanInputs
-from compare.judging import decode_plan
 from compare.judging.decode_plan_rules import due_plan, owned_below
-from compare.judging.verdict import Status
-from compare.run.result import DecodePlanResult
+from compare.judging.plans import DecodePlanInputs, DecodePlanResult
+from compare.protocol.verdict import Status
+from compare.suites.decode_plan import judge as decode_plan
 from torch_ref.planning import decode_rows, local_key_counts, local_seq_lens
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from compare.cases.make_decode import dcp_decode_inputs
-from compare.judging.dcp_decode import Evidence, judge
-from compare.judging.verdict import Status
-from compare.suites import parse_case
-from compare.tools.calibrate import table
-from compare.tools.calibrate_decode import RIGHT, calibrate
-from compare.tools.decode_calibration_cases import Splitting, run
-from compare.tools.model_kernels import Freedom
+from compare.calibrate.calibrate import table
+from compare.calibrate.decode import RIGHT, calibrate
+from compare.calibrate.decode_cases import Splitting, run
+from compare.calibrate.model_kernels import Freedom
+from compare.protocol.verdict import Status
+from compare.suites.dcp_decode.judge import Evidence, judge
+from compare.suites.dcp_decode.make import dcp_decode_inputs
+from compare.suites.table import parse_case
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from compare.judging import device, evidence
+from compare.judging.attention import Evidence, judge
 from compare.judging.histogram import Histogram
-from compare.judging.sparse_prefill import Evidence, judge
 
 BFLOAT16 = ml_dtypes.bfloat16
 

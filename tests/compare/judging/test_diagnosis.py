@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from compare.judging.sparse_prefill import judge
-from compare.judging.verdict import Status
+from compare.judging.attention import judge
+from compare.protocol.verdict import Status
 
 WORDS = "s_q=6,s_kv=200,h=8,d=576,topk=96,sink=mixed,length=ragged,invalid=0.2,empty_rows=1,seed=31"
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from compare.judging import evidence as evidence_module
+from compare.judging.attention import judge
 from compare.judging.evidence import Evidence
-from compare.judging.sparse_prefill import judge
-from compare.judging.verdict import Status
+from compare.protocol.verdict import Status
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -244,7 +244,7 @@ def test_inputs_of_which_no_row_is_defined_are_no_pass(inputs, right):
 def test_without_a_token_nothing_is_compared(inputs_of, yardstick_of):
     inputs = inputs_of("s_q=0,s_kv=9,h=2,topk=8")
     empty = np.zeros((0, 2), np.float32)
-    from compare.run.result import SparsePrefillResult
+    from compare.judging.attention_call import SparsePrefillResult
 
     result = SparsePrefillResult(
         out=np.zeros((0, 2, 512), BFLOAT16), max_logits=empty, lse=empty.copy()

@@ -7,12 +7,11 @@ import random
 
 import pytest
 
-from compare.cases.inputs import PrefillPlanInputs
 from compare.judging.plan_rules import fixed_plan, shipped_plan, sizes, violations
-from compare.judging.prefill_plan import explain, judge
-from compare.judging.verdict import Status
+from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
+from compare.protocol.verdict import Status
 from compare.run.registry import in_process
-from compare.run.result import PlanChunk, PlanResult
+from compare.suites.prefill_plan.judge import explain, judge
 
 # cases.md 1: the batch on which engines have died. Budget 1 * (16 + 8 + 16) = 40 rows.
 BATCH = PrefillPlanInputs(

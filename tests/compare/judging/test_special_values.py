@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from compare.judging.attention import judge
 from compare.judging.row_kinds import KeyFacts, most_copies
-from compare.judging.sparse_prefill import judge
-from compare.judging.verdict import Status
+from compare.protocol.verdict import Status
 from compare.report.text import worst_place
 
 WORDS = "s_q=4,s_kv=60,h=3,topk=40,sink=0.5,length=ragged,invalid=0.2,empty_rows=1,seed=5"

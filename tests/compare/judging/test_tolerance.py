@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from compare.cases.inputs import SparsePrefillInputs
+from compare.calibrate.calibrate import MODELS, calibrate, table
+from compare.calibrate.model_kernels import Freedom, run
 from compare.judging import tolerance
+from compare.judging.attention import judge
+from compare.judging.attention_call import SparsePrefillInputs
 from compare.judging.evidence import Evidence
-from compare.judging.sparse_prefill import judge
-from compare.judging.verdict import Status
-from compare.tools.calibrate import MODELS, calibrate, table
-from compare.tools.model_kernels import Freedom, run
+from compare.protocol.verdict import Status
 
 ROOT = Path(__file__).parents[3]
 BFLOAT16 = ml_dtypes.bfloat16

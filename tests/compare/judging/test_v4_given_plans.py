@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from compare.judging.v4_plan import MEANINGS, NAMES, given_plan, right_plan
-from compare.judging.v4_prefill import Evidence, judge
-from compare.judging.verdict import Status
-from compare.run.torch_v4 import TorchV4Prefill
+from compare.protocol.verdict import Status
+from compare.suites.v4_prefill.judge import Evidence, judge
+from compare.suites.v4_prefill.plan import MEANINGS, NAMES, given_plan, right_plan
+from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from tests.compare.judging.test_v4_judge import inputs_of, names, verdict_of, with_plan
 
 

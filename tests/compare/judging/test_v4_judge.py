@@ -9,15 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.v4_inputs import V4PrefillInputs
-from compare.judging.v4_prefill import Evidence, judge, share_by_tensor
-from compare.judging.verdict import Status, Verdict
-from compare.report.report import Report, Row
+from compare.protocol.arrays import to_numpy, to_torch
+from compare.protocol.report import Report, Row
+from compare.protocol.verdict import Status, Verdict
 from compare.report.text import failure_lines
-from compare.run.convert import to_numpy, to_torch
-from compare.run.result import ChunkStage, V4PrefillResult
-from compare.run.torch_v4 import TorchV4Prefill
-from compare.suites import make_inputs, parse_case
+from compare.suites.table import make_inputs, parse_case
+from compare.suites.v4_prefill.call import ChunkStage, V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.judge import Evidence, judge, share_by_tensor
+from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from torch_ref import merge_states, sparse_prefill, sparse_prefill_oracle
 from torch_ref.v4_variants import V4Variant, variant_call
 

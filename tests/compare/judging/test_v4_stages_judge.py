@@ -6,13 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.v4_inputs import V4StagesInputs
-from compare.judging.v4_stage_rules import due_arrays
-from compare.judging.v4_stages import judge
-from compare.judging.verdict import Status
-from compare.run.result import V4StagesResult
-from compare.run.torch_v4 import TorchV4Stages
-from compare.suites import make_inputs, parse_case
+from compare.protocol.verdict import Status
+from compare.suites.table import make_inputs, parse_case
+from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
+from compare.suites.v4_stages.judge import judge
+from compare.suites.v4_stages.rules import due_arrays
+from compare.suites.v4_stages.torch_adapter import TorchV4Stages
 
 COMBINE = "v4-stages:stage=combine,seq=40+60,q=4+6,topk=12,window=24,seed=8401"
 IMAGES = (
@@ -280,8 +279,8 @@ def test_arguments_that_name_no_place_are_refused():
 
 
 def test_results_recorded_from_the_engine_are_what_the_rules_ask_for():
-    from compare.tools.golden_format import find_golden, read_manifest
-    from compare.tools.golden_stages import recorded_result
+    from compare.goldens.format import find_golden, read_manifest
+    from compare.suites.v4_stages.recorded import recorded_result
 
     folder = find_golden("engine/vllm-0.33.0-stages")
     assert folder is not None

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from compare.cases.inputs import SparsePrefillInputs
-from compare.judging.sparse_prefill import Evidence, judge
-from compare.judging.verdict import Verdict
-from compare.run.result import SparsePrefillResult
-from compare.suites import make_inputs, parse_case
+from compare.judging.attention import Evidence, judge
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.protocol.verdict import Verdict
+from compare.suites.table import make_inputs, parse_case
 
 CANDIDATES = Path(__file__).parents[2] / "candidates"
 

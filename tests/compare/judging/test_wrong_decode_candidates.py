@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from compare.cases.catalogue import default_cases
-from compare.cases.inputs import DcpDecodeInputs
-from compare.judging.dcp_decode import Evidence, judge
-from compare.judging.verdict import Status, Verdict
-from compare.run.result import DcpDecodeResult
-from compare.run.shards import run_shards
-from compare.suites import make_inputs, parse_case
+from compare.houses.ranks import run_shards
+from compare.protocol.verdict import Status, Verdict
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.dcp_decode.judge import Evidence, judge
+from compare.suites.table import default_cases, make_inputs, parse_case
 
 CANDIDATES = Path(__file__).parents[2] / "candidates_decode"
 

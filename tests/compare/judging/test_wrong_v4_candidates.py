@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from compare.cases.v4_inputs import V4PrefillInputs
-from compare.judging.v4_prefill import Evidence, judge
-from compare.judging.verdict import Status, Verdict
-from compare.run.result import V4PrefillResult
-from compare.run.user import UserImplementation
-from compare.suites import make_inputs, parse_case
+from compare.protocol.verdict import Status, Verdict
+from compare.suites.table import make_inputs, parse_case
+from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.judge import Evidence, judge
+from compare.user.implementation import UserImplementation
 
 CANDIDATES = Path(__file__).parents[2] / "candidates_v4"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare.judging.verdict import Diagnosis, Status, TensorMetrics, Verdict, Worst
-from compare.report.report import Report, Row
+from compare.protocol.report import Report, Row
+from compare.protocol.verdict import Diagnosis, Status, TensorMetrics, Verdict, Worst
 
 CASE = "sparse-prefill:s_q=3,s_kv=300,seed=7"
 ENVIRONMENT = {

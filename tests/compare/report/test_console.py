@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from compare.judging.verdict import Status
+from compare.protocol.verdict import Status
 from compare.report import console as terminal
 from compare.report.markdown import render
 from tests.compare.report.fabricated import BASE_2, EVERYTHING, UNSUPPORTED, report, row

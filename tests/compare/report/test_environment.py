@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.cases.streams import GENERATOR_VERSION
+from compare.generate.streams import GENERATOR_VERSION
 from compare.report import environment as module
 
 SMI = """#!/bin/sh

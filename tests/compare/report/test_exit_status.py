@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.judging.verdict import Status
+from compare.protocol.verdict import Status
 from tests.compare.report.fabricated import UNSUPPORTED, report, row
 
 FAILED = [status for status in Status if status not in (Status.PASS, Status.UNSUPPORTED)]

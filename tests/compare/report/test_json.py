@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from compare.judging.verdict import Worst
+from compare.protocol.verdict import Worst
 from compare.report.json import SCHEMA_VERSION, dump, load
 from tests.compare.report.fabricated import EVERYTHING, report, row
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from compare.judging.verdict import Status
+from compare.protocol.verdict import Status
 from compare.report.junit import render
 from tests.compare.report.fabricated import BASE_2, EVERYTHING, RAISED, UNSUPPORTED, report, row
 

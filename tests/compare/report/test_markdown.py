@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from compare.judging.verdict import Status, Verdict
+from compare.protocol.report import Row
+from compare.protocol.verdict import Status, Verdict
 from compare.report import files
 from compare.report.markdown import render
-from compare.report.report import Row
 from compare.report.table import CASE_COLUMNS, SUMMARY_COLUMNS
 from tests.compare.report.fabricated import BASE_2, EVERYTHING, RAISED, UNSUPPORTED, report, row
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from compare.judging.verdict import Diagnosis, Status, Worst
+from compare.protocol.verdict import Diagnosis, Status, Worst
 from compare.report import text
 from tests.compare.report.fabricated import report, row
 

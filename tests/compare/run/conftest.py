@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.run.worker import Isolated
+from compare.isolation.worker import Isolated
 
 PLAN_CASE = "prefill-plan:seq=40+40+16,q=5+0+3,window=8,max_len=64,max_tokens=16,chunk=1"
 

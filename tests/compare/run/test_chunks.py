@@ -4,9 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
-from compare.run.chunks import run_chunks
-from compare.run.result import SparsePrefillResult
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.suites.sparse_prefill.chunks import run_chunks
 
 
 def inputs_of(tokens: int, chunks: tuple[tuple[int, int], ...] | None) -> SparsePrefillInputs:

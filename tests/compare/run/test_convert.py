@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare.run.convert import to_jax, to_numpy, to_torch
+from compare.protocol.arrays import to_jax, to_numpy, to_torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

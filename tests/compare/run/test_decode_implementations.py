@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import torch_ref
-from compare.cases.inputs import DcpDecodeInputs
+from compare.judging.plans import DecodePlanResult
 from compare.run import registry
-from compare.run.cuda_decode import (
+from compare.run.together import Together
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.dcp_decode.cuda_adapter import (
     CudaDcpDecode,
     FlashInferCuteDsl,
     FlashInferDecode,
     FlashMlaDecode,
 )
-from compare.run.local_decode import DcpDecode
-from compare.run.result import DcpDecodeResult, DecodePlanResult
-from compare.run.together import Together
-from compare.suites import make_inputs, parse_case, suite_of
+from compare.suites.dcp_decode.implementation import DcpDecode
+from compare.suites.table import make_inputs, parse_case, suite_of
 from torch_ref.decode_inputs import DecodeInputs
 
 DECODE = "dcp-decode:lens=37+5,q=3+1,h=3,page=32,world=2"
@@ -129,7 +129,7 @@ def test_references_of_decode_are_the_kernels_then_what_was_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = ["h200/flash_mla", "h200/flash_mla_decode", "h200/flashinfer_fa3"]
-    monkeypatch.setattr("compare.tools.golden.available", lambda: recorded)
+    monkeypatch.setattr("compare.run.registry.available", lambda: recorded)
     assert registry.default_reference("dcp-decode", "cpu") == "golden:h200/flash_mla_decode"
     assert registry.default_reference("decode-plan", "cpu") is None
     monkeypatch.setattr(registry, "reason", lambda name, device, suite=None: None)
@@ -168,7 +168,11 @@ def test_the_shipped_rules_are_not_blamed_for_one_rank() -> None:
     ("make", "module", "options"),
     [
         (lambda: FlashMlaDecode("flash_mla", "cpu"), "flash_mla_decode", {}),
-        (lambda: FlashInferDecode("fa3", "cpu"), "flashinfer_adapter", {"backend": "fa3"}),
+        (
+            lambda: FlashInferDecode("flashinfer-fa3", "cpu", backend="fa3"),
+            "flashinfer_adapter",
+            {"backend": "fa3"},
+        ),
         (lambda: FlashInferCuteDsl("flashinfer-cute-dsl", "cpu"), "flashinfer_cute_dsl", {}),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 import jax_impl
 from compare.run import registry
-from compare.suites import make_inputs, parse_case
+from compare.suites.table import make_inputs, parse_case
 
 
 @pytest.mark.parametrize(("name", "quick"), [("pallas-interpret", True), ("xla", False)])

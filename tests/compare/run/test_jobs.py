@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from compare.cases.case import Case
+from compare.protocol.case import Case
 from compare.run import jobs
 from compare.run.runner import run
 from compare.run.session import Task
-from compare.run.user import UserImplementation
-from compare.suites import parse_case
+from compare.suites.table import parse_case
+from compare.user.implementation import UserImplementation
 
 PLANS = [
     parse_case(f"prefill-plan:seq={n}+40,q=5+3,window=8,max_len=64,max_tokens=16,chunk=1")

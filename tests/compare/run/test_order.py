@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from compare.cases.catalogue import default_cases
-from compare.cases.sparse_prefill import SparsePrefillCase
 from compare.run.order import by_shape, longest_first, variety_first
 from compare.run.session import Task
-from compare.suites import parse_case
+from compare.suites.sparse_prefill.case import SparsePrefillCase
+from compare.suites.table import default_cases, parse_case
 
 
 def tasks_of(*lines: str) -> list[Task]:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import compare
-from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
-from compare.judging.verdict import Status
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.protocol.verdict import Status
 from compare.run import registry
-from compare.run.result import DcpDecodeResult, SparsePrefillResult
-from compare.suites import make_inputs, parse_case
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.table import make_inputs, parse_case
 
 DECODE = "dcp-decode:lens=37+5,q=3+1,h=3,page=32,world=2,rank=1"
 PREFILL = "sparse-prefill:s_q=2,s_kv=40,h=4"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compare.cases.case import Case
+from compare.isolation.worker import Isolated
+from compare.protocol.case import Case
+from compare.protocol.implementation import Implementation, UnknownImplementation
 from compare.run import registry
-from compare.run.implementations import Implementation, UnknownImplementation
-from compare.run.worker import Isolated
-from compare.suites import make_inputs, parse_case
+from compare.suites.table import make_inputs, parse_case
 from tests.compare.cli.command_line import command_line
 from tests.compare.run.conftest import PLAN_CASE
 
@@ -95,10 +95,10 @@ def test_references_default_to_what_was_recorded_where_no_kernel_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = ["engine/vllm-0.33.0", "h200/flash_mla"]
-    monkeypatch.setattr("compare.tools.golden.available", lambda: recorded)
+    monkeypatch.setattr("compare.run.registry.available", lambda: recorded)
     assert registry.default_reference("sparse-prefill", "cpu") == "golden:h200/flash_mla"
     assert registry.default_reference("prefill-plan", "cpu") == "golden:engine/vllm-0.33.0"
-    monkeypatch.setattr("compare.tools.golden.available", lambda: [])
+    monkeypatch.setattr("compare.run.registry.available", lambda: [])
     assert registry.default_reference("sparse-prefill", "cpu") is None
 
 

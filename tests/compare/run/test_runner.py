@@ -11,18 +11,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.case import Case
-from compare.cases.inputs import Inputs, PrefillPlanInputs
-from compare.judging.verdict import Status
+from compare.goldens.format import DamagedGolden
+from compare.judging.attention_call import SparsePrefillResult
+from compare.judging.plans import PlanResult, PrefillPlanInputs
+from compare.protocol.case import Case
+from compare.protocol.implementation import UnknownImplementation, Unsupported
+from compare.protocol.inputs import Inputs, Result
+from compare.protocol.report import Report
+from compare.protocol.verdict import Status
 from compare.report import summary
-from compare.report.report import Report
 from compare.run import registry, session
-from compare.run.implementations import UnknownImplementation, Unsupported
 from compare.run.repeats import difference, run_repeatedly
-from compare.run.result import PlanResult, Result, SparsePrefillResult
 from compare.run.runner import run
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden_format import DamagedGolden
+from compare.suites.table import make_inputs, parse_case
 
 BATCHES = [
     parse_case(f"prefill-plan:seq={a}+40,q=5+{b},window=8,max_len=64,max_tokens=16,chunk=1")

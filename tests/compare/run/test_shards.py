@@ -8,12 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import DcpDecodeInputs
+from compare.houses.ranks import merge_by_jax, merge_by_torch, run_shards
 from compare.run import registry
-from compare.run.result import DcpDecodeResult
-from compare.run.shards import merge_by_jax, merge_by_torch, run_shards
-from compare.run.user import UserImplementation
-from compare.suites import make_inputs, parse_case
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.table import make_inputs, parse_case
+from compare.user.implementation import UserImplementation
 
 LINE = "dcp-decode:lens=37+5+2,q=3+1+2,h=3,page=32,world=4,rank=all,pad_rows=2,stale=1"
 

@@ -10,10 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import DcpDecodeInputs, SparsePrefillInputs
-from compare.run.result import PlanResult, SparsePrefillResult
-from compare.run.transfer import fingerprint, pack, receive, send
-from compare.suites import make_inputs, parse_case
+from compare.isolation.transfer import fingerprint, pack, receive, send
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.plans import PlanResult
+from compare.suites.dcp_decode.call import DcpDecodeInputs
+from compare.suites.table import make_inputs, parse_case
 
 CASE = "sparse-prefill:s_q=3,s_kv=40,h=4,sink=mixed,length=ragged,strided=1"
 

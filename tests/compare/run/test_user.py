@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import compare
-from compare.cases.inputs import SparsePrefillInputs
-from compare.run.candidate import CandidateOptions
-from compare.run.implementations import UnknownImplementation
-from compare.run.result import PlanChunk, PlanResult, SparsePrefillResult
-from compare.run.user import UserImplementation, load
-from compare.suites import SUITES, make_inputs, parse_case
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.plans import PlanChunk, PlanResult
+from compare.protocol.implementation import UnknownImplementation
+from compare.suites.table import SUITES, make_inputs, parse_case
+from compare.user.candidate import CandidateOptions
+from compare.user.implementation import UserImplementation, load
 from tests.compare.run.conftest import PLAN_CASE
 
 CASE = parse_case("sparse-prefill:s_q=3,s_kv=40,h=4,sink=mixed,length=ragged,strided=1")

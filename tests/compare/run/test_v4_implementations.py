@@ -7,17 +7,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from compare.cases.catalogue import default_cases
-from compare.cases.v4_inputs import V4PrefillInputs, V4StagesInputs
-from compare.judging.v4_plan import given_plan
+from compare.goldens.files import golden_cases
+from compare.isolation.transfer import fingerprint
+from compare.protocol.implementation import Unsupported
+from compare.recording.golden import GoldenImplementation
 from compare.run import registry
-from compare.run.implementations import Unsupported
-from compare.run.jax_v4 import JaxV4Prefill, JaxV4Stages
-from compare.run.result import V4StagesResult
-from compare.run.torch_v4 import TorchV4Prefill, TorchV4Stages
-from compare.run.transfer import fingerprint
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden import GoldenImplementation, golden_cases
+from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.v4_prefill.call import V4PrefillInputs
+from compare.suites.v4_prefill.jax_adapter import JaxV4Prefill
+from compare.suites.v4_prefill.plan import given_plan
+from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
+from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
+from compare.suites.v4_stages.jax_adapter import JaxV4Stages
+from compare.suites.v4_stages.torch_adapter import TorchV4Stages
 from tests.compare.run.test_transfer import carried
 
 RECORDED = "engine/vllm-0.33.0-stages"
@@ -148,7 +150,7 @@ def test_own_candidates_and_references_of_the_v4_suites(monkeypatch: pytest.Monk
     ]
     assert registry.here("v4-stages", "cpu") == ["xla", "pallas-interpret"]
     assert registry.default_reference("v4-stages", "cpu") == f"golden:{RECORDED}"
-    monkeypatch.setattr("compare.tools.golden.available", lambda: ["h200/flash_mla_v4"])
+    monkeypatch.setattr("compare.run.registry.available", lambda: ["h200/flash_mla_v4"])
     assert registry.default_reference("v4-prefill", "cpu") == "golden:h200/flash_mla_v4"
 
 

@@ -8,18 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import Inputs, SparsePrefillInputs
-from compare.run.child import last_words
-from compare.run.failures import Raised, verdict_of
-from compare.run.implementations import (
-    TimedOut,
-    UnknownImplementation,
-    Unsupported,
-    WorkerDied,
-)
-from compare.run.result import PlanResult, SparsePrefillResult
-from compare.run.worker import Isolated
-from compare.suites import make_inputs, parse_case
+from compare.isolation.child import last_words
+from compare.isolation.failures import Raised, verdict_of
+from compare.isolation.worker import Isolated
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.plans import PlanResult
+from compare.protocol.implementation import TimedOut, UnknownImplementation, Unsupported, WorkerDied
+from compare.protocol.inputs import Inputs
+from compare.suites.table import make_inputs, parse_case
 from tests.compare.run.conftest import PLAN_CASE
 
 PLAN = make_inputs(parse_case(PLAN_CASE))

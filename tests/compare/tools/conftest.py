@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from compare.cases.case import Case
-from compare.cases.inputs import Inputs
+from compare.judging.attention_call import SparsePrefillResult
+from compare.protocol.case import Case
+from compare.protocol.inputs import Inputs
+from compare.recording import record as golden_record
 from compare.run import registry
-from compare.run.result import SparsePrefillResult
-from compare.tools import golden_record
 
 
 class EagerKernel:

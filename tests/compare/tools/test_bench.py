@@ -10,10 +10,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from compare.tools import bench, bench_measure
-from compare.tools import bench_sides as sides
-from compare.tools.bench_timing import Contender, Method, Timing
-from compare.tools.measurement import MeasuredRow, Measurement
+from compare.bench import measure as bench_measure
+from compare.bench import prefill as bench
+from compare.bench import sides as sides
+from compare.bench.measurement import MeasuredRow, Measurement
+from compare.bench.timing import Contender, Method, Timing
 
 SHAPE = "6,64,4,512,48"
 CASE = "sparse-prefill:s_q=6,s_kv=64,h=4,topk=48"

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from compare.tools import bench_decode, bench_measure
-from compare.tools import bench_decode_sides as sides
-from compare.tools.bench_measure import Oracle, Output, Ready, measure
-from compare.tools.bench_timing import Contender, Method, Timing
+from compare.bench import decode as bench_decode
+from compare.bench import decode_sides as sides
+from compare.bench import measure as bench_measure
+from compare.bench.measure import Oracle, Output, Ready, measure
+from compare.bench.timing import Contender, Method, Timing
 
 SHAPE = "3,1-3,4,100-200,2"
 CASE = "decode:b=3,q=1-3,h=4,l=100-200,world=2"
 
 CANDIDATES = """
 import numpy as np
-from compare.tools import bench_decode_sides as sides
+from compare.bench import decode_sides as sides
 
 def right(shape):
     return sides.backend("xla")(shape)

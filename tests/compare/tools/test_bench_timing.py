@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.tools.bench_timing import Contender, Method, Timing, interleaved
+from compare.bench.timing import Contender, Method, Timing, interleaved
 
 
 class Machine:

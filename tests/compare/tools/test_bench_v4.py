@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import torch_ref
-from compare.tools import bench_measure, bench_v4, bench_v4_memory
-from compare.tools import bench_v4_sides as sides
-from compare.tools.bench_measure import Output, Ready
-from compare.tools.bench_timing import Contender, Method, Timing
-from compare.tools.bench_v4_shape import FIVE, Shape
-from compare.tools.measurement import Measurement, MemoryRow, TransferRow
+from compare.bench import measure as bench_measure
+from compare.bench import v4 as bench_v4
+from compare.bench import v4_memory as bench_v4_memory
+from compare.bench import v4_sides as sides
+from compare.bench.measure import Output, Ready
+from compare.bench.measurement import Measurement, MemoryRow, TransferRow
+from compare.bench.timing import Contender, Method, Timing
+from compare.bench.v4_shape import FIVE, Shape
 from torch_ref.kv_cache import PagedKV, read_kv
 
 SHAPE, CASE = "2,6,40,4,4,3", "v4-prefill:n=2,q=6,seq=40,h=4,ratio=4,topk=3"

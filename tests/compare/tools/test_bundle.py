@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
-from compare.judging.verdict import Status
+from compare.bundle.bundle import BundleError, compare_files, save_bundle
+from compare.judging.attention_call import SparsePrefillInputs
+from compare.protocol.arrays import to_torch
+from compare.protocol.tensor_file import read_tensors, tensor_bytes
+from compare.protocol.verdict import Status
 from compare.report.summary import program, reproducer
-from compare.run.convert import to_torch
-from compare.suites import make_inputs, parse_case
-from compare.tools.bundle import BundleError, compare_files, save_bundle
-from compare.tools.tensor_file import read_tensors, tensor_bytes
+from compare.suites.table import make_inputs, parse_case
 
 LINE = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,sink=mixed,length=ragged,seed=1"
 OTHER = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,seed=2"

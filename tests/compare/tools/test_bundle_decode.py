@@ -9,15 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.inputs import DcpDecodeInputs
-from compare.judging.dcp_decode import Evidence, judge
-from compare.judging.verdict import Status
+from compare.bundle.bundle import BundleError, compare_files, save_bundle
+from compare.protocol.arrays import to_torch
+from compare.protocol.tensor_file import read_tensors, tensor_bytes
+from compare.protocol.verdict import Status
 from compare.run import registry
-from compare.run.convert import to_torch
-from compare.run.result import DcpDecodeResult
-from compare.suites import make_inputs, parse_case
-from compare.tools.bundle import BundleError, compare_files, save_bundle
-from compare.tools.tensor_file import read_tensors, tensor_bytes
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.dcp_decode.judge import Evidence, judge
+from compare.suites.table import make_inputs, parse_case
 
 # Request 2 has no key on rank 1, and the last two rows belong to no request.
 LINE = (

@@ -11,23 +11,17 @@ import numpy as np
 import pytest
 
 import compare
-from compare.cases import streams
-from compare.cases.case import Case
-from compare.cases.catalogue import default_cases
-from compare.cases.inputs import SparsePrefillInputs
+from compare.generate import streams
+from compare.goldens.files import available, golden_cases
+from compare.goldens.format import DamagedGolden, UnknownGolden, write_manifest
+from compare.judging.attention_call import SparsePrefillInputs
+from compare.protocol.case import Case
+from compare.protocol.implementation import Implementation, Unsupported
+from compare.protocol.tensor_file import read_tensors, tensor_bytes
+from compare.recording.golden import GoldenImplementation
+from compare.recording.record import record
 from compare.run import registry
-from compare.run.implementations import Implementation, Unsupported
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden import (
-    DamagedGolden,
-    GoldenImplementation,
-    UnknownGolden,
-    available,
-    golden_cases,
-    record,
-)
-from compare.tools.golden_format import write_manifest
-from compare.tools.tensor_file import read_tensors, tensor_bytes
+from compare.suites.table import default_cases, make_inputs, parse_case
 
 LINE = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,sink=mixed,seed=1"
 NAME = "cpu/eager"

@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare.cases.case import Case
-from compare.cases.catalogue import default_cases
-from compare.cases.dcp_decode import DcpDecodeCase
-from compare.cases.inputs import DcpDecodeInputs, Inputs
+from compare.goldens.format import DamagedGolden, DecodeEntry, array_sha256, read_manifest
+from compare.protocol.case import Case
+from compare.protocol.inputs import Inputs
+from compare.recording.golden import GoldenImplementation
+from compare.recording.record import LARGEST_FOLDER, RecordingRefused, record
+from compare.recording.rows import SHARES, choose_rows, row_budget, special_rows
 from compare.run import registry
-from compare.run.result import DcpDecodeResult
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden import DamagedGolden, GoldenImplementation, RecordingRefused, record
-from compare.tools.golden_format import DecodeEntry, array_sha256, read_manifest
-from compare.tools.golden_record import LARGEST_FOLDER
-from compare.tools.golden_rows import SHARES, choose_rows, row_budget, special_rows
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.dcp_decode.case import DcpDecodeCase
+from compare.suites.table import default_cases, make_inputs, parse_case
 
 RANK = "dcp-decode:lens=37+5,q=3+2,h=6,world=2,rank=1,pad_rows=2,seed=1"
 ALL = "dcp-decode:lens=70+9,q=2+1,h=4,world=4,rank=all,data=flat,seed=2"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import torch_ref.planning
-from compare.cases.inputs import PrefillPlanInputs
-from compare.run.result import PlanChunk, PlanResult
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden import GoldenImplementation, available, golden_cases
-from compare.tools.golden_format import PlanEntry, read_manifest, write_manifest
+from compare.goldens.files import available, golden_cases
+from compare.goldens.format import PlanEntry, read_manifest, write_manifest
+from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
+from compare.recording.golden import GoldenImplementation
+from compare.suites.table import make_inputs, parse_case
 from jax_impl.planning import plan_prefill_chunks
 
 NAME = "engine/vllm-0.33.0"

@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import compare.judging.sparse_prefill
-from compare.cases.inputs import SparsePrefillInputs
-from compare.judging.verdict import Status, Verdict
+import compare.judging.attention
+from compare.goldens.format import DamagedGolden, PrefillEntry, array_sha256, read_manifest
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.protocol.verdict import Status, Verdict
+from compare.recording import record as golden_record
+from compare.recording.golden import GoldenImplementation
+from compare.recording.record import KernelNotHere, RecordingRefused, code_revision, record
 from compare.run import registry
-from compare.run.result import SparsePrefillResult
-from compare.suites import make_inputs, parse_case
-from compare.tools import golden_record
-from compare.tools.golden import GoldenImplementation, KernelNotHere, RecordingRefused, record
-from compare.tools.golden_format import DamagedGolden, PrefillEntry, array_sha256, read_manifest
-from compare.tools.golden_record import code_revision
+from compare.suites.table import make_inputs, parse_case
 
 PLAIN = "sparse-prefill:s_q=2,s_kv=100,h=8,topk=64,sink=mixed,length=ragged,empty_rows=1,seed=1"
 WIDE = "sparse-prefill:s_kv=90,h=4,d=576,topk=70,data=flat,invalid=0.3,seed=2"
@@ -127,7 +126,7 @@ def test_tolerances_of_flash_mla_hold_for_its_own_data(
         asked.append(profile)
         return Verdict(status=Status.PASS)
 
-    monkeypatch.setattr(compare.judging.sparse_prefill, "judge", judge)
+    monkeypatch.setattr(compare.judging.attention, "judge", judge)
     record(eager(), [f"sparse-prefill:h=4,topk=64,data={data}"], folder)
     assert asked == [profile]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare.cases.inputs import SparsePrefillInputs
-from compare.cases.v4_inputs import V4PrefillInputs
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden_rows import SHARES, choose_rows, row_budget, special_rows
+from compare.judging.attention_call import SparsePrefillInputs
+from compare.recording.rows import SHARES, choose_rows, row_budget, special_rows
+from compare.suites.table import make_inputs, parse_case
+from compare.suites.v4_prefill.call import V4PrefillInputs
 
 
 def inputs_of(line: str) -> SparsePrefillInputs:

@@ -11,19 +11,24 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compare.cases.catalogue import default_cases
-from compare.cases.v4_inputs import V4StagesInputs
-from compare.cases.v4_stages import STAGES, V4StagesCase
-from compare.run.result import V4StagesResult
-from compare.run.torch_v4 import TorchV4Stages
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden import DamagedGolden, GoldenImplementation, UnknownGolden, golden_cases
-from compare.tools.golden_entry import stages_entry
-from compare.tools.golden_files import read_entry
-from compare.tools.golden_format import Manifest, StagesEntry, read_manifest, write_manifest
-from compare.tools.golden_record import LARGEST_FOLDER
-from compare.tools.golden_stages import recorded_inputs, recorded_result
-from compare.tools.tensor_file import read_tensors, tensor_bytes, write_bytes
+from compare.goldens.files import golden_cases, read_entry
+from compare.goldens.format import (
+    DamagedGolden,
+    Manifest,
+    StagesEntry,
+    UnknownGolden,
+    read_manifest,
+    write_manifest,
+)
+from compare.protocol.tensor_file import read_tensors, tensor_bytes, write_bytes
+from compare.recording.entry import stages_entry
+from compare.recording.golden import GoldenImplementation
+from compare.recording.record import LARGEST_FOLDER
+from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
+from compare.suites.v4_stages.case import STAGES, V4StagesCase
+from compare.suites.v4_stages.recorded import recorded_inputs, recorded_result
+from compare.suites.v4_stages.torch_adapter import TorchV4Stages
 from tests.compare.cli.command_line import command_line
 
 NAME = "engine/vllm-0.33.0-stages"

@@ -8,17 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare.cases.case import Case
-from compare.cases.catalogue import default_cases
-from compare.cases.inputs import Inputs
-from compare.cases.v4_inputs import V4PrefillInputs
+from compare.goldens.format import DamagedGolden, StagesEntry, V4PrefillEntry, read_manifest
+from compare.protocol.case import Case
+from compare.protocol.inputs import Inputs
+from compare.recording.golden import GoldenImplementation
+from compare.recording.record import LARGEST_FOLDER, RecordingRefused, record
+from compare.recording.rows import SHARES, row_budget
 from compare.run import registry
-from compare.run.result import V4PrefillResult
-from compare.suites import make_inputs, parse_case
-from compare.tools.golden import DamagedGolden, GoldenImplementation, RecordingRefused, record
-from compare.tools.golden_format import StagesEntry, V4PrefillEntry, read_manifest
-from compare.tools.golden_record import LARGEST_FOLDER
-from compare.tools.golden_rows import SHARES, row_budget
+from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from tests.compare.cli.command_line import command_line
 
 FULL = "v4-prefill:seq=90+37+5,q=2+3+0,topk=8,h=6,sink=mixed"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare.tools.tensor_file import read_tensors, tensor_bytes
+from compare.protocol.tensor_file import read_tensors, tensor_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

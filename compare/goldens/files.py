@@ -1,0 +1,90 @@
+"""Recorded results as they lie on disk: which there are, and a case's file read with every hash
+checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compare.goldens.format import (
+    MANIFEST,
+    DamagedGolden,
+    FileEntry,
+    TensorRecord,
+    UnknownGolden,
+    find_golden,
+    goldens_folders,
+    read_manifest,
+)
+from compare.protocol.tensor_file import read_tensors
+
+
+def read_entry(
+    folder: Path, entry: FileEntry, names: Sequence[str] | None = None
+) -> dict[str, np.ndarray]:
+    """The tensors of an entry's file. DamagedGolden where they aren't those that the manifest names
+    (and `names`, where given), or one of them isn't what was recorded.
+    """
+    path = folder / entry.file
+    try:
+        tensors, _ = read_tensors(path)
+    except ValueError as error:
+        raise DamagedGolden(f"{path} is damaged: {error}") from error
+    held, named = ", ".join(sorted(tensors)), ", ".join(sorted(entry.tensors))
+    expected = named if names is None else ", ".join(sorted(names))
+    if not held == named == expected:
+        raise DamagedGolden(
+            f"{path} is damaged: it holds the tensors {held}, its manifest names {named}; "
+            f"expected are {expected}"
+        )
+    for name, record in entry.tensors.items():
+        _check_tensor(path, name, tensors[name], record)
+    return tensors
+
+
+def _check_tensor(path: Path, name: str, found: np.ndarray, expected: TensorRecord) -> None:
+    is_, should_be = TensorRecord.of(found), expected
+    if (is_.dtype, is_.shape) != (should_be.dtype, should_be.shape):
+        raise DamagedGolden(
+            f"{path} is damaged: {name} is {is_.dtype} {list(is_.shape)} where the manifest says "
+            f"{should_be.dtype} {list(should_be.shape)}"
+        )
+    if is_.sha256 != should_be.sha256:
+        raise DamagedGolden(
+            f"{path} is damaged: {name} has SHA-256 {is_.sha256[:12]} where the manifest says "
+            f"{should_be.sha256[:12]}"
+        )
+
+
+def known_folder(name: str) -> Path:
+    """The folder of DEVICE/KERNEL, the first of `goldens_folders` that has it. UnknownGolden."""
+    folder = find_golden(name)
+    if folder is None:
+        names = ", ".join(available()) or "none"
+        roots = ", ".join(str(root) for root in goldens_folders() if root.is_dir())
+        raise UnknownGolden(
+            f"there is no {name}/{MANIFEST} in {roots or 'any folder of recorded results'}; "
+            f"results are recorded for: {names}"
+        )
+    return folder
+
+
+def available() -> list[str]:
+    """The names DEVICE/KERNEL under the folders of recorded results, each once; one without its
+    manifest too, which is damaged and mustn't be passed over."""
+    return sorted(
+        {
+            path.relative_to(root).as_posix()
+            for root in goldens_folders()
+            for path in root.glob("[!.]*/[!.]*/")
+            if path.is_dir()
+        }
+    )
+
+
+def golden_cases(name: str) -> tuple[str, ...]:
+    """The case lines that are recorded under DEVICE/KERNEL. Raises UnknownGolden, DamagedGolden."""
+    return tuple(entry.case for entry in read_manifest(known_folder(name)).entries)

@@ -1,0 +1,67 @@
+"""What the implementations that run on jax_impl's backends have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+INTERPRETER = "pallas-interpret"
+
+INTERPRETERS = frozenset({INTERPRETER, "pallas-fused-interpret"})
+"""The names of what runs under the interpreter, whose time a run limits."""
+
+INTERPRETER_BLOCKS = 128
+
+KEYS, HEADS = 64, 64  # of one block of the kernel
+
+
+def import_jax() -> Any:
+    """jax, told not to take most of a GPU's memory at once: torch works on the same one."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    return jax
+
+
+def jax_device(device: str | None) -> Any:
+    """The jax device that a word of the command line means (cpu, cuda, cuda:1; None: the first)."""
+    jax = import_jax()
+    platform, _, number = (device or "").partition(":")
+    devices = jax.devices({"cuda": "gpu"}.get(platform, platform) or None)
+    return devices[int(number or 0)]
+
+
+class JaxBackend:
+    """What runs on one of jax_impl's backends, which both of its operations share."""
+
+    name: str
+    device: str | None
+    backend: str = ""
+    """Where it isn't the name."""
+
+    def unavailable(self) -> str | None:
+        import_jax()
+        from jax_impl.prefill import unsupported_reason
+
+        try:
+            return unsupported_reason(self.backend or self.name, jax_device(self.device))
+        except (RuntimeError, IndexError) as error:
+            return f"jax has no device {self.device!r} here ({error})"
+
+    def compilation(self) -> contextlib.AbstractContextManager[None]:
+        """The interpreter's programs run once, for a fraction of the time that XLA would spend on
+        making them quick."""
+        return _unoptimised() if self.name in INTERPRETERS else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _unoptimised() -> Iterator[None]:
+    jax = import_jax()
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)

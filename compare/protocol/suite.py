@@ -1,0 +1,92 @@
+"""What a suite is: how its cases are read, made, judged and run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from compare.protocol.case import Case
+from compare.protocol.implementation import Implementation
+from compare.protocol.inputs import Inputs, Result
+from compare.protocol.verdict import Verdict
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offer:
+    """An implementation of one suite under the name by which the command line finds it.
+
+    make: MODULE:CALLABLE, imported when it is first asked for, since torch and jax take seconds.
+    It is called with (name, device), device None, cpu, cuda or cuda:N, and with `options`.
+    what: a few words for `list` and `doctor`; a name that several suites offer has them from the
+    first. isolated: it runs in a process of its own, since a fault in a GPU kernel would take the
+    judge's own context with it. stands_in_for: the name beside which a run that names no candidate
+    leaves it out.
+    """
+
+    name: str
+    make: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    what: str = ""
+    isolated: bool = False
+    stands_in_for: str | None = None
+
+    def implementation(self, device: str | None) -> Implementation:
+        """The implementation, built in this process."""
+        return lookup(self.make)(self.name, device, **self.options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suite:
+    """One suite; `compare.suites.table` has them all.
+
+    inputs_type, result_type: what its implementations are given and give back. make_inputs:
+    Case -> Inputs, always the same bytes on every machine. lines: its case lines, given whether all
+    of them are wanted or those of a default run. judging: the module that has
+    judge(inputs, candidate, reference, *, profile, evidence) and, where evidence is worth sharing
+    among candidates, Evidence(inputs, device).
+    offers: its implementations. candidates: the names that a run takes which names none, in this
+    order, as far as they can run. references: the names that such a run compares with, the first
+    one that is there; none: the oracle alone.
+    """
+
+    name: str
+    case_type: type[Case]
+    inputs_type: type[Inputs]
+    result_type: type[Result]
+    make_inputs: Callable[[Any], Inputs]
+    lines: Callable[[bool], list[str]]
+    judging: str
+    offers: tuple[Offer, ...]
+    candidates: tuple[str, ...]
+    references: tuple[str, ...] = ()
+
+    def offer(self, name: str) -> Offer | None:
+        """What it offers under a name."""
+        return next((offer for offer in self.offers if offer.name == name), None)
+
+    def evidence(self, inputs: Inputs, device: Callable[[], str]) -> Any:
+        """What the judge shares among the candidates of one case; None where there is nothing.
+        device: gives torch's name of where it computes, asked only where there is evidence."""
+        make = getattr(importlib.import_module(self.judging), "Evidence", None)
+        return None if make is None else make(inputs, device())
+
+    def judge(
+        self,
+        inputs: Inputs,
+        candidate: Result,
+        reference: Result | None = None,
+        *,
+        profile: str = "calibrated",
+        evidence: Any = None,
+    ) -> Verdict:
+        """The verdict on a candidate's result; the suite's judge says what it raises."""
+        judge = importlib.import_module(self.judging).judge
+        return judge(inputs, candidate, reference, profile=profile, evidence=evidence)
+
+
+def lookup(word: str) -> Any:
+    """The object that MODULE:NAME names."""
+    module, _, name = word.partition(":")
+    return getattr(importlib.import_module(module), name)

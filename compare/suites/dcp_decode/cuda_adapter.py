@@ -1,0 +1,143 @@
+"""The CUDA kernels of decode, through torch_ref's adapters."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from compare.protocol import arrays as convert
+from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
+from compare.suites.dcp_decode.case import DcpDecodeCase
+from compare.suites.dcp_decode.implementation import DcpDecode
+from compare.suites.dcp_decode.torch_adapter import decode_arguments
+
+
+class CudaDcpDecode(DcpDecode):
+    """Base: a subclass names its adapter and what of a case the adapter judges."""
+
+    kernel: str
+    parts = "float32"
+    """In what dtype the kernel keeps results over parts of the keys until they are merged."""
+
+    def adapter(self) -> ModuleType:
+        """torch_ref's module with unsupported_reason and dcp_decode."""
+        raise NotImplementedError
+
+    def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
+        """What unsupported_reason is to know of a case."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """What every call of the adapter is given."""
+        return {}
+
+    def build(self) -> tuple[str, ...]:
+        """Which build runs, in a sentence."""
+        return ()
+
+    def unavailable(self) -> str | None:
+        if self.device == "cpu":
+            return f"{self.kernel} needs a CUDA GPU, not the device 'cpu'"
+        return self.adapter().unsupported_reason(**self.options())
+
+    def refuses(self, case: DcpDecodeCase) -> str | None:
+        return self.adapter().unsupported_reason(**self.options(), **self.asked(case))
+
+    def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
+        from torch_ref.decode_inputs import check_decode_inputs
+
+        arguments, more = decode_arguments(inputs, self.device or "cuda")
+        checked = check_decode_inputs(*arguments, **more)
+        result, notes = self.adapter().dcp_decode(checked, **self.options())
+        return DcpDecodeResult(
+            out=convert.to_numpy(result.out),
+            lse=convert.to_numpy(result.lse),
+            parts=self.parts,
+            notes=(*self.build(), *notes),
+        )
+
+
+class FlashMlaDecode(CudaDcpDecode):
+    """FlashMLA's dense decode in whichever build is importable."""
+
+    kernel = "FlashMLA"
+
+    def adapter(self) -> ModuleType:
+        from torch_ref.cuda import flash_mla_decode
+
+        return flash_mla_decode
+
+    def warm_up(self) -> None:
+        self.adapter().find_build()
+
+    def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
+        return {"page_size": case.page, **_dtypes(case), "sm_scale": case.scale}
+
+    def build(self) -> tuple[str, ...]:
+        build = self.adapter().find_build()
+        return () if build is None else (f"FlashMLA build: {build.name} {build.version}",)
+
+
+class FlashInferDecode(CudaDcpDecode):
+    """FlashInfer's BatchMLAPagedAttentionWrapper with backend fa3 or fa2."""
+
+    kernel = "FlashInfer"
+    parts = "bfloat16"
+
+    def __init__(self, name: str, device: str | None = None, *, backend: str) -> None:
+        super().__init__(name, device)
+        self._backend = backend
+
+    def adapter(self) -> ModuleType:
+        from torch_ref.cuda import flashinfer_adapter
+
+        return flashinfer_adapter
+
+    def options(self) -> dict[str, Any]:
+        return {"backend": self._backend}
+
+    def refuses(self, case: DcpDecodeCase) -> str | None:
+        if case.nan != "none":
+            return (
+                f"nan={case.nan}: FlashInfer's kernels lose a NaN in their running maximum: out "
+                "and lse of its row may be numbers"
+            )
+        return super().refuses(case)
+
+    def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
+        return {**_dtypes(case), "sm_scale": case.scale}
+
+    def build(self) -> tuple[str, ...]:
+        return (f"FlashInfer {self.adapter().version()}, backend {self._backend}",)
+
+
+class FlashInferCuteDsl(CudaDcpDecode):
+    """FlashInfer's own DCP decode for Blackwell."""
+
+    kernel = "FlashInfer"
+
+    def adapter(self) -> ModuleType:
+        from torch_ref.cuda import flashinfer_cute_dsl
+
+        return flashinfer_cute_dsl
+
+    def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
+        return {
+            "page_size": case.page,
+            **_dtypes(case),
+            "dcp_world": case.world,
+            "interleave": case.interleave,
+            "sm_scale": case.scale,
+        }
+
+    def build(self) -> tuple[str, ...]:
+        from torch_ref.cuda.flashinfer_adapter import version
+
+        return (f"FlashInfer {version()}, backend cute-dsl",)
+
+
+def _dtypes(case: DcpDecodeCase) -> dict[str, Any]:
+    import torch
+
+    named = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+    return {"q_dtype": named[case.q_dtype], "kv_dtype": named[case.kv]}

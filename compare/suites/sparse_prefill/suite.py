@@ -1,0 +1,44 @@
+"""The suite ``sparse-prefill``: one call of the sparse attention kernel."""
+
+from __future__ import annotations
+
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.protocol.suite import Offer, Suite
+from compare.suites.sparse_prefill.case import SparsePrefillCase
+from compare.suites.sparse_prefill.catalogue import lines
+from compare.suites.sparse_prefill.make import sparse_prefill_inputs
+
+_JAX = "compare.suites.sparse_prefill.jax_adapter:JaxSparsePrefill"
+
+SUITE = Suite(
+    name="sparse-prefill",
+    case_type=SparsePrefillCase,
+    inputs_type=SparsePrefillInputs,
+    result_type=SparsePrefillResult,
+    make_inputs=sparse_prefill_inputs,
+    lines=lines,
+    judging="compare.judging.attention",
+    offers=(
+        Offer(
+            name="torch",
+            make="compare.suites.sparse_prefill.torch_adapter:TorchSparsePrefill",
+            what="eager PyTorch in the kernel's precision recipe; the judge's yardstick",
+        ),
+        Offer(name="xla", make=_JAX, what="plain jax.numpy, no Pallas"),
+        Offer(name="pallas", make=_JAX, what="the Mosaic GPU kernels", isolated=True),
+        Offer(
+            name="pallas-interpret",
+            make=_JAX,
+            what="the same kernels under Pallas' GPU interpreter, small cases",
+            stands_in_for="pallas",
+        ),
+        Offer(
+            name="flash_mla",
+            make="compare.suites.sparse_prefill.cuda_adapter:FlashMla",
+            what="the FlashMLA build that is importable",
+            isolated=True,
+        ),
+    ),
+    candidates=("pallas", "xla", "pallas-interpret"),
+    references=("flash_mla", "golden:h200/flash_mla"),
+)

@@ -1,0 +1,41 @@
+"""torch_ref's eager sparse prefill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compare.houses.torch_backend import TorchDevice, torch_device
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.protocol import arrays as convert
+from compare.suites.sparse_prefill.implementation import SparsePrefill
+
+
+def torch_arguments(inputs: SparsePrefillInputs, device: str) -> tuple[tuple[Any, ...], dict]:
+    """The positional and keyword arguments of torch_ref's sparse prefill, on `device`."""
+    sink, length = inputs.attn_sink, inputs.topk_length
+    q, kv, indices = (convert.to_torch(a, device) for a in (inputs.q, inputs.kv, inputs.indices))
+    return (q, kv, indices, inputs.sm_scale), {
+        "d_v": inputs.d_v,
+        "attn_sink": None if sink is None else convert.to_torch(sink, device),
+        "topk_length": None if length is None else convert.to_torch(length, device),
+    }
+
+
+class TorchSparsePrefill(TorchDevice, SparsePrefill):
+    """torch_ref.sparse_prefill: the kernel's precision recipe, eagerly."""
+
+    def warm_up(self) -> None:
+        import torch_ref
+
+        _ = torch_ref.sparse_prefill
+
+    def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
+        import torch_ref
+
+        arguments, options = torch_arguments(inputs, torch_device(self.device))
+        result = torch_ref.sparse_prefill(*arguments, **options)
+        return SparsePrefillResult(
+            out=convert.to_numpy(result.out),
+            max_logits=convert.to_numpy(result.max_logits),
+            lse=convert.to_numpy(result.lse),
+        )

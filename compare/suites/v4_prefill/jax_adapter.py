@@ -1,0 +1,102 @@
+"""jax_impl's V4 prefill path on each of its backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compare.houses.jax_backend import (
+    HEADS,
+    INTERPRETER,
+    INTERPRETER_BLOCKS,
+    KEYS,
+    JaxBackend,
+    import_jax,
+    jax_device,
+)
+from compare.protocol.implementation import Unsupported
+from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.case import V4PrefillCase
+from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages, plan_chunks
+from compare.suites.v4_prefill.plan import given_plan
+
+
+class JaxV4Prefill(JaxBackend, V4Prefill):
+    """jax_impl.v4_prefill on one backend. backend: where it isn't the name, and then attention
+    reads the pages itself (fused).
+    """
+
+    def __init__(self, name: str, device: str | None = None, *, backend: str | None = None) -> None:
+        self.fused = backend is not None
+        self.backend = name if backend is None else backend
+        # The interpreter is a CPU program wherever it runs.
+        super().__init__(name, "cpu" if self.backend == INTERPRETER else device)
+
+    def warm_up(self) -> None:
+        import_jax()
+        import jax_impl
+
+        _ = jax_impl.v4_prefill
+        jax_device(self.device)
+
+    def refuses(self, case: V4PrefillCase) -> str | None:
+        if self.fused and case.format != "v4-fp8":
+            return f"format={case.format}: attention without a workspace reads pages of v4-fp8"
+        if self.backend != INTERPRETER or case.blocks(KEYS, HEADS) <= INTERPRETER_BLOCKS:
+            return None
+        return (
+            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {KEYS} keys x "
+            f"{HEADS} heads"
+        )
+
+    def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
+        jax = import_jax()
+        from jax_impl import v4_prefill
+        from jax_impl.kv_cache import PagedKV
+        from jax_impl.planning import PrefillChunk
+
+        run: Any = v4_prefill  # NumPy arrays are as welcome as jax's
+        plan = given_plan(inputs)
+        for number, chunk in enumerate(plan or ()):
+            if chunk.query_start == chunk.query_end:
+                raise Unsupported(
+                    f"chunk {number} of the plan has no query tokens; jax_impl runs no such plan"
+                )
+        with jax.default_device(jax_device(self.device)), self.compilation():
+            compressed = None
+            if inputs.compressed_cache is not None and inputs.compressed_page is not None:
+                compressed = PagedKV(
+                    inputs.compressed_cache, inputs.compressed_page, inputs.kv_format
+                )
+            found = run(
+                inputs.q,
+                PagedKV(inputs.swa_cache, inputs.swa_page, inputs.kv_format),
+                inputs.swa_block_table,
+                inputs.query_start_loc,
+                inputs.seq_lens,
+                inputs.sm_scale,
+                compress_ratio=inputs.compress_ratio,
+                compressed=compressed,
+                compressed_block_table=inputs.compressed_block_table,
+                topk_indices=inputs.topk_indices,
+                window=inputs.window,
+                attn_sink=inputs.attn_sink,
+                image_spans=inputs.image_spans,
+                max_image_tokens=inputs.max_image_tokens,
+                seq_lens_bound=inputs.seq_lens_bound,
+                max_model_len=inputs.max_model_len,
+                max_num_batched_tokens=inputs.max_num_batched_tokens,
+                chunk_size=inputs.chunk_size,
+                plan=None if plan is None else tuple(PrefillChunk(**vars(c)) for c in plan),
+                fused=self.fused,
+                backend=self.backend,
+                keep_stages=not self.fused,
+            )
+            return V4PrefillResult(
+                out=np.asarray(found.out),
+                max_logits=np.asarray(found.max_logits),
+                lse=np.asarray(found.lse),
+                plan=None if found.plan is None else plan_chunks(found.plan),
+                stages=chunk_stages(found.stages),
+            )

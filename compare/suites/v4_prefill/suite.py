@@ -1,0 +1,64 @@
+"""The suite ``v4-prefill``: one step of DeepSeek-V4 prefill, from FP8 pages to attention output."""
+
+from __future__ import annotations
+
+from compare.protocol.suite import Offer, Suite
+from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.case import V4PrefillCase
+from compare.suites.v4_prefill.catalogue import lines
+from compare.suites.v4_prefill.make import v4_prefill_inputs
+
+_JAX = "compare.suites.v4_prefill.jax_adapter:JaxV4Prefill"
+_CUDA = "compare.suites.v4_prefill.cuda_adapter"
+
+SUITE = Suite(
+    name="v4-prefill",
+    case_type=V4PrefillCase,
+    inputs_type=V4PrefillInputs,
+    result_type=V4PrefillResult,
+    make_inputs=v4_prefill_inputs,
+    lines=lines,
+    judging="compare.suites.v4_prefill.judge",
+    offers=(
+        Offer(name="torch", make="compare.suites.v4_prefill.torch_adapter:TorchV4Prefill"),
+        Offer(name="xla", make=_JAX),
+        Offer(name="pallas", make=_JAX, isolated=True),
+        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas"),
+        Offer(
+            name="xla-fused",
+            make=_JAX,
+            options={"backend": "xla"},
+            what="the V4 path in jax.numpy without a workspace",
+        ),
+        Offer(
+            name="pallas-fused",
+            make=_JAX,
+            options={"backend": "pallas"},
+            what="attention that reads V4's pages itself, for Hopper",
+            isolated=True,
+        ),
+        Offer(
+            name="pallas-fused-interpret",
+            make=_JAX,
+            options={"backend": "pallas-interpret"},
+            what="the same kernel under Pallas' GPU interpreter, small cases",
+            stands_in_for="pallas-fused",
+        ),
+        Offer(name="flash_mla", make=f"{_CUDA}:FlashMlaV4", isolated=True),
+        Offer(
+            name="flash_mla-fp8",
+            make=f"{_CUDA}:FlashMlaFp8",
+            what="FlashMLA's sparse decode on V4's pages, a batch entry for each token",
+            isolated=True,
+        ),
+    ),
+    candidates=(
+        "pallas",
+        "xla",
+        "pallas-interpret",
+        "pallas-fused",
+        "xla-fused",
+        "pallas-fused-interpret",
+    ),
+    references=("flash_mla", "golden:h200/flash_mla_v4", "golden:h200/flash_mla_fp8"),
+)

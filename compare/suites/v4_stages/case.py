@@ -1,0 +1,98 @@
+"""The case line of the suite ``v4-stages``: one stage of DeepSeek-V4's prefill path by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from compare.protocol.case import Case, CaseError, case_field, integer, integer_or, integers, word
+from compare.suites.v4_prefill.case import IMAGES, Image, V4PrefillCase
+
+STAGES = {
+    "combine": ("indices", "lengths"),
+    "global_topk": ("slots", "lengths"),
+    "gather": ("workspace",),
+}
+"""By stage: the names of what it gives back."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class V4StagesCase(Case):
+    """Keys of ``v4-stages:...``.
+
+    stage: combine (a token's compressed entries and window as rows of its chunk's workspace),
+        global_topk (a decode token's compressed entries as slots of the paged cache) or gather
+        (a paged cache's tokens in bfloat16 in the workspace).
+    record: the number of a call whose result is recorded from vLLM, with its inputs; nothing else
+        is written then but the stage.
+    seq, q, start, ratio, topk, window, page, format, images, max_image, bound, seed: as in
+        v4-prefill. All requests are one chunk. gather with ratio=1 is that of the window, with
+        another ratio that of the compressed cache.
+    pad: tokens of global_topk that belong to no request. offset: the workspace row that a gather
+        begins at. spare: workspace rows behind the last one that is needed.
+    """
+
+    suite: ClassVar[str] = "v4-stages"
+
+    stage: str = case_field("none", word(*STAGES))
+    record: int | str = case_field("none", integer_or("none", 0))
+    seq: tuple[int, ...] = case_field((), integers(0))
+    q: tuple[int, ...] = case_field((), integers(0))
+    start: int = case_field(0, integer(0))
+    ratio: int = case_field(4, word("1", "2", "4", "128", convert=int))
+    topk: int = case_field(64, integer(1))
+    window: int = case_field(128, integer(1))
+    page: int = case_field(64, integer(1))
+    format: str = case_field("v4-fp8", word("v4-fp8", "bf16"))
+    images: tuple[Image, ...] = case_field((), IMAGES)
+    max_image: int = case_field(0, integer(0))
+    bound: int = case_field(0, integer(0))
+    pad: int = case_field(0, integer(0))
+    offset: int = case_field(0, integer(0))
+    spare: int = case_field(0, integer(0))
+    seed: int = case_field(0, integer(0, 2**32 - 1))
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the inputs are those of a recorded call."""
+        return self.record != "none"
+
+    def batch(self) -> V4PrefillCase:
+        """The batch whose stage it is; CaseError where there can't be such a batch."""
+        case = V4PrefillCase(
+            seq=self.seq,
+            q=self.q,
+            start=self.start,
+            ratio=self.ratio,
+            topk=self.topk,
+            window=self.window,
+            page=self.page,
+            h=1,
+            format=self.format,
+            images=self.images,
+            max_image=self.max_image,
+            max_len=max((1, *self.seq)) + self.bound,
+            max_tokens=max((1, *self.q)),
+            bound=self.bound,
+            seed=self.seed,
+        )
+        try:
+            case.check()
+        except CaseError as error:
+            raise CaseError(str(error).replace(V4PrefillCase.suite, self.suite, 1)) from None
+        return case
+
+    def check(self) -> None:
+        if self.stage not in STAGES:
+            raise CaseError(f"v4-stages: stage is missing; accepted: {' | '.join(STAGES)}")
+        if self.recorded:
+            plain = V4StagesCase(stage=self.stage, record=self.record)
+            if self != plain:
+                raise CaseError(f"v4-stages: a recorded call is all of its inputs; write {plain}")
+            return
+        self.batch()
+        if self.stage == "global_topk" and self.ratio == 1:
+            raise CaseError("v4-stages: stage=global_topk is of a compressed cache; ratio is 2 up")
+        for key, stage in (("pad", "global_topk"), ("offset", "gather"), ("spare", "gather")):
+            if getattr(self, key) and self.stage != stage:
+                raise CaseError(f"v4-stages: {key} is for stage={stage}, not {self.stage}")

@@ -1,0 +1,32 @@
+"""The cases of ``v4-stages``."""
+
+from __future__ import annotations
+
+from compare.suites.v4_stages.make import RECORDED
+
+_STAGES = (
+    "stage=combine,seq=300+70+5+40+129,q=3+4+5+0+2",
+    "stage=combine,seq=3+300+2,q=3+2+2,start=9,ratio=128,topk=8",
+    "stage=combine,seq=127+128+129,q=1+1+1,ratio=1",
+    "stage=combine,seq=256+255,q=2+2,bound=37",
+    "stage=combine,seq=700,q=4,topk=128",
+    "stage=combine,seq=300+60,q=20+12,images=0:285-296+1:50-57,max_image=12,ratio=1",
+    "stage=combine,seq=60,q=30,topk=16,window=8,images=0:32-55+0:50-57,max_image=24",
+    "stage=global_topk,seq=300+70+5,q=3+4+5,pad=3",
+    "stage=global_topk,seq=1500+260+100,q=1+1+2,ratio=128,topk=128",
+    "stage=global_topk,seq=301+40,q=4+3,ratio=2,topk=33",
+    "stage=gather,seq=300+70+5+40+129,q=3+4+5+0+2,ratio=1,offset=5,spare=3",
+    "stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16",
+    "stage=gather,seq=300+70+5+2,q=3+4+5+0,ratio=4,spare=2",
+    "stage=gather,seq=1500+260+100,q=3+2+2,ratio=128,offset=1",
+    "stage=gather,seq=301+40,q=4+3,ratio=2,format=bf16",
+    "stage=gather,seq=900,q=300,ratio=1,page=256,window=512",
+)
+
+
+def lines(full: bool) -> list[str]:
+    """The case lines of v4-stages: the recorded calls, then those made from a batch."""
+    from compare.goldens.files import golden_cases
+
+    made = [f"v4-stages:{line},seed={seed}" for seed, line in enumerate(_STAGES)]
+    return [*golden_cases(RECORDED), *made]

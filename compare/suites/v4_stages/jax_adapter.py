@@ -1,0 +1,65 @@
+"""jax_impl's stages of the V4 path on each of its backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compare.houses.jax_backend import (
+    INTERPRETER,
+    JaxBackend,
+    import_jax,
+    jax_device,
+)
+from compare.suites.v4_stages.call import V4StagesResult
+from compare.suites.v4_stages.case import V4StagesCase
+from compare.suites.v4_stages.implementation import V4Stages
+
+INTERPRETER_TOKENS = 1024
+"""Tokens that the interpreter gathers for one stage."""
+
+
+class JaxV4Stages(JaxBackend, V4Stages):
+    """jax_impl's gather on one backend; with xla its index builders too, which have no other."""
+
+    def __init__(self, backend: str, device: str | None = None) -> None:
+        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
+
+    def warm_up(self) -> None:
+        import_jax()
+        import jax_impl.kv_cache
+        import jax_impl.prefill.indices  # noqa: F401
+
+        jax_device(self.device)
+
+    def refuses(self, case: V4StagesCase) -> str | None:
+        if case.stage != "gather" and self.name != "xla":
+            return f"stage={case.stage} has no kernel: xla computes it on every backend"
+        if self.name != INTERPRETER or case.recorded:
+            return None
+        batch = case.batch()
+        requests = range(len(case.seq))
+        compressed = case.ratio > 1
+        tokens = sum(batch.compressed(i) if compressed else batch.gathered(i) for i in requests)
+        if tokens <= INTERPRETER_TOKENS:
+            return None
+        return f"the interpreter gathers at most {INTERPRETER_TOKENS} tokens; these are {tokens}"
+
+    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+        jax = import_jax()
+        from jax_impl.kv_cache import PagedKV, gather_kv
+        from jax_impl.prefill.indices import combine_topk_swa_indices, global_topk_slots
+
+        given: dict[str, Any] = arguments
+        with jax.default_device(jax_device(self.device)), self.compilation():
+            if stage == "gather":
+                paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
+                found = {"workspace": gather_kv(paged, **given, backend=self.name)}
+            elif stage == "combine":
+                indices, lengths = combine_topk_swa_indices(**given)
+                found = {"indices": indices, "lengths": lengths}
+            else:
+                slots, lengths = global_topk_slots(**given)
+                found = {"slots": slots, "lengths": lengths}
+            return V4StagesResult(arrays={name: np.asarray(a) for name, a in found.items()})

@@ -1,0 +1,55 @@
+"""torch_ref's stages of the V4 path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from compare.houses.torch_backend import TorchDevice, torch_device
+from compare.protocol import arrays as convert
+from compare.suites.v4_stages.call import V4StagesResult
+from compare.suites.v4_stages.case import STAGES
+from compare.suites.v4_stages.implementation import V4Stages
+
+
+class TorchV4Stages(TorchDevice, V4Stages):
+    """torch_ref's index builders and its gather."""
+
+    def warm_up(self) -> None:
+        import torch_ref.indices
+        import torch_ref.kv_cache  # noqa: F401
+
+    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+        from torch_ref.indices import combine_topk_swa_indices, global_topk_slots
+        from torch_ref.kv_cache import gather_kv
+
+        functions = {
+            "combine": combine_topk_swa_indices,
+            "global_topk": global_topk_slots,
+            "gather": gather_kv,
+        }
+        return run_stage(functions[stage], stage, arguments, torch_device(self.device))
+
+
+def run_stage(
+    function: Callable[..., Any], stage: str, arguments: dict[str, Any], device: str
+) -> V4StagesResult:
+    """A stage by a function with the signature that torch_ref's own has; its arguments are copied,
+    since a gather writes into the workspace.
+    """
+    from torch_ref.kv_cache import PagedKV
+
+    given: dict[str, Any] = {
+        name: convert.to_torch(value, device, copy=True) if isinstance(value, np.ndarray) else value
+        for name, value in arguments.items()
+    }
+    if stage == "gather":
+        paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
+        found: tuple[Any, ...] = (function(paged, **given),)
+    else:
+        found = function(**given)
+    return V4StagesResult(
+        arrays={n: convert.to_numpy(a, n) for n, a in zip(STAGES[stage], found, strict=True)}
+    )
