@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from compare.commands.words import cases_of, catalogue_cases, command
-from compare.goldens.files import available, golden_cases
+from compare.goldens import files
 from compare.goldens.format import DamagedGolden
 from compare.protocol.case import Case
 from compare.report import console as terminal
@@ -67,9 +67,9 @@ def implementations() -> list[tuple[str, str, str]]:
 def recorded() -> list[tuple[str, str]]:
     """The recorded results: name, and how many cases there are, or what is damaged."""
     lines = []
-    for name in available():
+    for name in files.available():
         try:
-            held = summary.plural(len(golden_cases(name)), "case")
+            held = summary.plural(len(files.golden_cases(name)), "case")
         except DamagedGolden as error:
             held = str(error)
         lines.append((f"golden:{name}", held))

@@ -76,7 +76,7 @@ def revision(directory: Path = Path(__file__).parent) -> str | None:
 
 
 def _git_revision(directory: Path) -> str | None:
-    tracked = _output("git", "-C", str(directory), "ls-files", "--error-unmatch", "report.py")
+    tracked = _output("git", "-C", str(directory), "ls-files", "--error-unmatch", "environment.py")
     commit = _output("git", "-C", str(directory), "rev-parse", "HEAD")
     if not tracked or not commit:
         return None

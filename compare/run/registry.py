@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import cast
 
-from compare.goldens.files import available
+from compare.goldens import files
 from compare.protocol.implementation import Implementation, UnknownImplementation
 from compare.protocol.suite import Offer
 from compare.recording.golden import GoldenImplementation
@@ -59,7 +59,7 @@ TABLE = _table()
 
 def names() -> list[str]:
     """Every name that can be looked up without a file or module of one's own."""
-    return [*TABLE, *(GOLDEN + name for name in available())]
+    return [*TABLE, *(GOLDEN + name for name in files.available())]
 
 
 def find(name: str, device: str | None = None) -> Implementation:
@@ -88,7 +88,7 @@ def in_process(name: str, device: str | None = None) -> Implementation:
 
     if name in TABLE:
         return TABLE[name].make(device)
-    if name.startswith(GOLDEN) and name.removeprefix(GOLDEN) in available():
+    if name.startswith(GOLDEN) and name.removeprefix(GOLDEN) in files.available():
         return cast(Implementation, GoldenImplementation(name.removeprefix(GOLDEN)))
     if user.is_user_name(name):
         return user.UserImplementation(user.load(name), name, device)

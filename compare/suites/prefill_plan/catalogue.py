@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compare.goldens.files import golden_cases
+from compare.goldens import files
 
 RECORDED = "engine/vllm-0.33.0"
 
 
 def lines(full: bool) -> list[str]:
     """The case lines; `full` changes nothing."""
-    return list(golden_cases(RECORDED))
+    return list(files.golden_cases(RECORDED))

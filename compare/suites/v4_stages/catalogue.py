@@ -26,7 +26,7 @@ _STAGES = (
 
 def lines(full: bool) -> list[str]:
     """The case lines of v4-stages: the recorded calls, then those made from a batch."""
-    from compare.goldens.files import golden_cases
+    from compare.goldens import files
 
     made = [f"v4-stages:{line},seed={seed}" for seed, line in enumerate(_STAGES)]
-    return [*golden_cases(RECORDED), *made]
+    return [*files.golden_cases(RECORDED), *made]

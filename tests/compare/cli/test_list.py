@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from compare.recording import golden
+from compare.goldens import files
+from compare.goldens.format import DamagedGolden
 from compare.run import registry
 from compare.suites.table import SUITES, default_cases, full_cases, parse_case
 from tests.compare.cli.command_line import command_line
@@ -22,8 +23,8 @@ def test_without_words_it_shows_suites_keys_implementations_and_recorded_results
     monkeypatch.setattr(
         registry, "describe", lambda: [("xla", "plain jax", None), ("pallas", "kernel", "no GPU")]
     )
-    monkeypatch.setattr(golden, "available", lambda: ["h200/flash_mla"])
-    monkeypatch.setattr(golden, "golden_cases", lambda name: PLANS)
+    monkeypatch.setattr(files, "available", lambda: ["h200/flash_mla"])
+    monkeypatch.setattr(files, "golden_cases", lambda name: PLANS)
     found = command_line("list")
     assert found.status == 0
     lines = [line.split() for line in found.out.splitlines()]
@@ -37,11 +38,11 @@ def test_without_words_it_shows_suites_keys_implementations_and_recorded_results
 
 def test_a_damaged_manifest_is_said_in_its_line(monkeypatch):
     def damaged(name):
-        raise golden.DamagedGolden("manifest.json is damaged: its seal is broken")
+        raise DamagedGolden("manifest.json is damaged: its seal is broken")
 
     monkeypatch.setattr(registry, "describe", lambda: [])
-    monkeypatch.setattr(golden, "available", lambda: ["h200/flash_mla"])
-    monkeypatch.setattr(golden, "golden_cases", damaged)
+    monkeypatch.setattr(files, "available", lambda: ["h200/flash_mla"])
+    monkeypatch.setattr(files, "golden_cases", damaged)
     monkeypatch.setattr("compare.commands.listing.catalogue_cases", lambda suite, full: ())
     found = command_line("list")
     assert found.status == 0

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from compare.commands.record import _folder_name
-from compare.recording import golden
+from compare.goldens import files
+from compare.recording import record
 from compare.recording import record as golden_record
 from compare.run import registry
 from tests.compare.cli.command_line import command_line
@@ -29,7 +30,7 @@ def test_what_is_recorded_can_be_compared_with(folder):
     words = ["record", CASE, "--kernel", "torch", "--out", str(folder)]
     found = command_line(*words)
     assert (found.status, found.out) == (0, f"{folder}: 1 recorded, 0 kept as they were\n")
-    assert golden.golden_cases("cpu/torch") == (CASE,)
+    assert files.golden_cases("cpu/torch") == (CASE,)
     assert command_line(*words).out == f"{folder}: 0 recorded, 1 kept as they were\n"
 
     words = ["run", CASE, "--candidate", "torch", "--reference", "golden:cpu/torch"]
@@ -58,7 +59,7 @@ def test_a_damaged_recording_is_3_and_a_sentence(folder):
 
 def test_a_dirty_tree_is_refused(folder, monkeypatch):
     def dirty(*args, **kwargs):
-        raise golden.RecordingRefused("the tree differs from its commit in a.py")
+        raise record.RecordingRefused("the tree differs from its commit in a.py")
 
     monkeypatch.setattr(golden_record, "code_revision", dirty)
     found = command_line("record", CASE, "--kernel", "torch", "--out", str(folder))

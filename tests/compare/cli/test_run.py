@@ -7,8 +7,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from compare.goldens import files
+from compare.goldens.format import DamagedGolden
 from compare.protocol.verdict import Status
-from compare.recording import golden
 from compare.report.json import load
 from compare.run import runner
 from compare.suites.table import SUITES, default_cases, full_cases
@@ -165,9 +166,9 @@ def test_an_interrupted_run_leaves_its_files(fake, tmp_path):
 
 def test_a_suite_whose_recorded_cases_are_damaged_is_said_and_the_other_runs(fake, monkeypatch):
     def damaged(name):
-        raise golden.DamagedGolden("manifest.json is damaged: its seal is broken")
+        raise DamagedGolden("manifest.json is damaged: its seal is broken")
 
-    monkeypatch.setattr(golden, "golden_cases", damaged)
+    monkeypatch.setattr(files, "golden_cases", damaged)
     found = command_line("run")
     assert found.status == 3
     recorded = ("prefill-plan", "v4-stages")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.recording import golden
+from compare.goldens import files
 from compare.run import registry
 from tests.compare.cli.command_line import command_line
 
@@ -55,7 +55,7 @@ def test_every_wrong_candidate_is_here():
 
 
 def test_no_golden_holds_these_cases():
-    recorded = {case for name in golden.available() for case in golden.golden_cases(name)}
+    recorded = {case for name in files.available() for case in files.golden_cases(name)}
     assert not recorded & set(CASES)
 
 

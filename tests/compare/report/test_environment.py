@@ -90,7 +90,7 @@ def test_the_revision_says_whether_files_differ_from_it(tmp_path):
 
     folder = tmp_path / "compare" / "report"
     folder.mkdir(parents=True)
-    (folder / "report.py").write_text("a")
+    (folder / "environment.py").write_text("a")
     git("init", "-q")
     assert module.revision(folder) is None  # untracked: an installed copy inside somebody's tree
     git("add", ".")
@@ -100,7 +100,7 @@ def test_the_revision_says_whether_files_differ_from_it(tmp_path):
     (tmp_path / "elsewhere").write_text("b")
     assert module.revision(folder) == f"{commit}-dirty"
     (tmp_path / "elsewhere").unlink()
-    (folder / "report.py").write_text("b")
+    (folder / "environment.py").write_text("b")
     assert module.revision(folder) == f"{commit}-dirty"
 
 

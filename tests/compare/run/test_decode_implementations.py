@@ -42,7 +42,7 @@ def test_one_name_answers_each_suite_with_its_own() -> None:
         assert (
             type(eager.run(inputs))
             .__name__.lower()
-            .startswith(suite_of(inputs).replace("-", "")[:3])
+            .startswith(suite_of(inputs).name.replace("-", "")[:3])
         )
 
 
@@ -101,7 +101,7 @@ def test_what_a_name_does_not_serve_is_said(name: str, words: str, reason: str |
     ],
 )
 def test_a_kernel_s_limits_have_its_adapter_s_words(name: str, words: str, reason: str) -> None:
-    (make,) = [part for suite, part in registry.TABLE[name].parts.items() if suite == "dcp-decode"]
+    make = registry.TABLE[name].offers["dcp-decode"].implementation
     case = parse_case(f"dcp-decode:lens=9,q=1,{words}")
     assert reason in str(make("cuda").refuses(case))  # type: ignore[attr-defined]
 
@@ -129,7 +129,7 @@ def test_references_of_decode_are_the_kernels_then_what_was_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = ["h200/flash_mla", "h200/flash_mla_decode", "h200/flashinfer_fa3"]
-    monkeypatch.setattr("compare.run.registry.available", lambda: recorded)
+    monkeypatch.setattr("compare.goldens.files.available", lambda: recorded)
     assert registry.default_reference("dcp-decode", "cpu") == "golden:h200/flash_mla_decode"
     assert registry.default_reference("decode-plan", "cpu") is None
     monkeypatch.setattr(registry, "reason", lambda name, device, suite=None: None)

@@ -95,10 +95,10 @@ def test_references_default_to_what_was_recorded_where_no_kernel_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorded = ["engine/vllm-0.33.0", "h200/flash_mla"]
-    monkeypatch.setattr("compare.run.registry.available", lambda: recorded)
+    monkeypatch.setattr("compare.goldens.files.available", lambda: recorded)
     assert registry.default_reference("sparse-prefill", "cpu") == "golden:h200/flash_mla"
     assert registry.default_reference("prefill-plan", "cpu") == "golden:engine/vllm-0.33.0"
-    monkeypatch.setattr("compare.run.registry.available", lambda: [])
+    monkeypatch.setattr("compare.goldens.files.available", lambda: [])
     assert registry.default_reference("sparse-prefill", "cpu") is None
 
 

@@ -104,14 +104,14 @@ def test_an_exception_that_cannot_be_read_is_an_error_like_any_other() -> None:
 def test_a_case_too_large_for_this_machine_is_said_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    make = session._make_inputs
+    make = session.make_inputs
 
     def made(case: Case) -> Inputs:
         if case == BATCHES[0]:
             raise MemoryError("45 PiB")
         return make(case)
 
-    monkeypatch.setattr(session, "_make_inputs", made)
+    monkeypatch.setattr(session, "make_inputs", made)
     report = run(BATCHES[:2], [Planner()], "oracle")
     assert statuses(report) == [("fake", "PASS")]
     said = f"{BATCHES[0]}: this machine has no memory for its inputs (45 PiB)"

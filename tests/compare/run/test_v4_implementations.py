@@ -150,7 +150,7 @@ def test_own_candidates_and_references_of_the_v4_suites(monkeypatch: pytest.Monk
     ]
     assert registry.here("v4-stages", "cpu") == ["xla", "pallas-interpret"]
     assert registry.default_reference("v4-stages", "cpu") == f"golden:{RECORDED}"
-    monkeypatch.setattr("compare.run.registry.available", lambda: ["h200/flash_mla_v4"])
+    monkeypatch.setattr("compare.goldens.files.available", lambda: ["h200/flash_mla_v4"])
     assert registry.default_reference("v4-prefill", "cpu") == "golden:h200/flash_mla_v4"
 
 

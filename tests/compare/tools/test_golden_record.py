@@ -122,7 +122,7 @@ def test_tolerances_of_flash_mla_hold_for_its_own_data(
 ):
     asked = []
 
-    def judge(inputs, result, reference, *, profile):
+    def judge(inputs, result, reference, *, profile, evidence):
         asked.append(profile)
         return Verdict(status=Status.PASS)
 
