@@ -27,16 +27,15 @@ if TYPE_CHECKING:
         sparse_prefill_paged,
         unsupported_reason,
     )
-    from jax_impl.prefill.pipeline import v4_prefill
-    from jax_impl.prefill.pipeline_result import ChunkStage, V4PrefillResult
+    from jax_impl.prefill.v4 import ChunkStage, V4PrefillResult, v4_prefill
 
 _HOMES = {
-    "ChunkStage": "jax_impl.prefill.pipeline_result",
+    "ChunkStage": "jax_impl.prefill.v4",
     "DecodeCapacity": "jax_impl.decode",
     "DecodePlan": "jax_impl.decode",
     "DecodeResult": "jax_impl.decode",
     "SparsePrefillResult": "jax_impl.prefill",
-    "V4PrefillResult": "jax_impl.prefill.pipeline_result",
+    "V4PrefillResult": "jax_impl.prefill.v4",
     "dcp_decode": "jax_impl.decode",
     "lse_from_base2": "jax_impl.decode",
     "merge_states": "jax_impl.decode",
@@ -44,7 +43,7 @@ _HOMES = {
     "sparse_prefill": "jax_impl.prefill",
     "sparse_prefill_paged": "jax_impl.prefill",
     "unsupported_reason": "jax_impl.prefill",
-    "v4_prefill": "jax_impl.prefill.pipeline",
+    "v4_prefill": "jax_impl.prefill.v4",
 }
 
 _PACKAGES = ("kv_cache", "planning", "prefill")

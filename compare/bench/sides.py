@@ -127,7 +127,7 @@ def backend(name: str) -> JaxFunction:
 
 def configured(config: Any) -> JaxFunction:
     """The Hopper kernel with another Config."""
-    from jax_impl.prefill.kernel_sm90.launch import attend
+    from jax_impl.prefill.sparse.kernel_sm90.launch import attend
 
     def run(q: jax.Array, kv: jax.Array, indices: jax.Array, sm_scale: float) -> Any:
         scale = np.full((1,), sm_scale * math.log2(math.e), np.float32)
@@ -142,7 +142,7 @@ def configured(config: Any) -> JaxFunction:
 
 def parse_config(text: str) -> tuple[str, Any]:
     """NAME:key=value,key=value as the name and a Config. Raises ValueError."""
-    from jax_impl.prefill.kernel_sm90.config import Config
+    from jax_impl.prefill.sparse.kernel_sm90.config import Config
 
     name, values = config_words(text, Config)
     return name, Config(**values)

@@ -1,9 +1,14 @@
-"""Sparse MLA prefill: every query token attends to its own list of KV rows."""
+"""Sparse MLA prefill: every query token attends to its own list of KV rows.
+
+sparse/ attends, indices/ makes the lists, v4/ is the whole path of a V4 layer.
+"""
 
 from jax_impl.backends import BACKENDS, unsupported_reason
-from jax_impl.prefill.api import sparse_prefill
-from jax_impl.prefill.paged import sparse_prefill_paged
-from jax_impl.prefill.result import SparsePrefillResult
+from jax_impl.prefill.sparse import (
+    SparsePrefillResult,
+    sparse_prefill,
+    sparse_prefill_paged,
+)
 
 __all__ = [
     "BACKENDS",

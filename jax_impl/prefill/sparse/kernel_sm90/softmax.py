@@ -1,0 +1,107 @@
+"""The online softmax of one consumer, in base-2 logits.
+
+Weights are taken relative to a reference, which is the maximum of some blocks ago: it moves
+only when a row has outgrown it by more than 2**growth_limit. The accumulator therefore stays as
+it is between most matrix products, and the weights of the even block, once handed over, never
+need a second scaling. The weights' bfloat16 rounding is relative, so a larger weight is no less
+exact; L and the accumulator have the range of float32.
+
+Whether a row's reference moves depends on that row alone. The warp votes only on whether
+anybody has to multiply (by 1 in the rows that stay): a row's bits do not depend on the other
+heads in its tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jax_impl.mosaic.layouts import COLUMN, MATRIX, ROW
+from jax_impl.prefill.sparse.kernel_sm90.context import Context
+from jax_impl.prefill.sparse.kernel_sm90.problem import SIDE_COLUMNS, TILE_HEADS
+
+# Finite, so that the difference of two references is a number; as FlashMLA's kernel starts.
+_LOWEST = -1e30
+
+
+class RowState(NamedTuple):
+    """A consumer's running result for 64 rows."""
+
+    acc: Any  # [64, 256] weights times values, relative to the reference
+    reference: Any  # [64] the base-2 logit whose weight is 1
+    maximum: Any  # [64] largest base-2 logit among this consumer's own blocks
+    total: Any  # [64] sum of its own weights, relative to the reference; a part per thread
+
+
+def initial_state() -> RowState:
+    return RowState(
+        acc=zero_accumulator(),
+        reference=row_constant(_LOWEST),
+        maximum=row_constant(-jnp.inf),
+        total=row_constant(0.0),
+    )
+
+
+def zero_accumulator() -> Any:
+    return plgpu.layout_cast(jnp.zeros((TILE_HEADS, SIDE_COLUMNS), jnp.float32), MATRIX)
+
+
+def row_constant(value: float) -> Any:
+    return plgpu.layout_cast(jnp.full((TILE_HEADS,), value, jnp.float32), ROW)
+
+
+def over_columns(rows: Any, matrix: Any) -> Any:
+    """A value per row, in the shape of the matrix."""
+    return lax.broadcast_in_dim(rows, matrix.shape, [0])
+
+
+def masked_logits(k: Context, scores: Any, slot: int, scale: Any) -> Any:
+    """Base-2 logits of one block, -inf at its holes.
+
+    The mask is added, which is free: the product and the sum are one instruction. A hole's
+    score is exactly 0, its row being zeros, unless q itself holds a NaN or an infinity.
+    """
+    mask = plgpu.load(k.smem.mask.at[slot], layout=COLUMN, optimized=False)
+    return scores * scale + lax.broadcast_in_dim(mask, scores.shape, [1])
+
+
+def move_reference(k: Context, state: RowState, logits: Any) -> tuple[RowState, Any, Any]:
+    """Takes a block's logits into maximum and reference.
+
+    Returns the state with its total (not yet its accumulator) relative to the new reference,
+    the factor from the old to the new one, and whether some row of the warp has moved.
+    """
+    block_maximum = logits.max(axis=1)
+    outgrown = block_maximum > state.reference + k.config.growth_limit
+    moved = jnp.where(outgrown, block_maximum, state.reference)
+    factor = jnp.exp2(state.reference - moved)
+    state = state._replace(
+        reference=moved,
+        maximum=jnp.maximum(state.maximum, block_maximum),
+        total=state.total * factor,
+    )
+    return state, factor, k.seams.any_row(outgrown)
+
+
+def adopt_reference(k: Context, state: RowState, reference: Any) -> RowState:
+    """Makes the state relative to the reference that the other consumer has moved to."""
+    factor = jnp.exp2(state.reference - reference)
+    moved = k.seams.any_row(reference > state.reference)
+    return state._replace(
+        acc=rescaled(state.acc, factor, moved),
+        reference=reference,
+        total=state.total * factor,
+    )
+
+
+def rescaled(acc: Any, factor: Any, moved: Any) -> Any:
+    return lax.cond(moved != 0, lambda a: a * over_columns(factor, a), lambda a: a, acc)
+
+
+def weights_of(logits: Any, reference: Any) -> tuple[Any, Any]:
+    """exp2 of the logits: exact to float32 for the sum, rounded for the matrix product."""
+    weights = jnp.exp2(logits - over_columns(reference, logits))
+    return weights, weights.astype(jnp.bfloat16)
