@@ -140,7 +140,7 @@ class Data:
     @functools.cached_property
     def checked(self) -> Any:
         """torch_ref's DecodeInputs of them."""
-        from torch_ref.decode_inputs import check_decode_inputs
+        from torch_ref.decode.inputs import check_decode_inputs
 
         shape = self.shape
         lens, starts, totals = (

@@ -199,7 +199,7 @@ def ready_jax(compiled: Callable[..., Any], data: Data) -> Ready:
 def ready_flash_mla(data: Data) -> Ready:
     """FlashMLA's own function on the data. Raises ValueError where it would need padding."""
     from torch_ref.cuda import flash_mla_adapter as adapter
-    from torch_ref.prefill_inputs import check_inputs
+    from torch_ref.prefill.inputs import check_inputs
 
     if reason := adapter.unsupported_reason(d_qk=data.q.shape[2]):
         raise NotImplementedError(reason)

@@ -310,7 +310,7 @@ def check_gather(program: Program, data: Data, wanted: Tensor) -> Callable[[int]
 def ready_flash_mla(given: Gathered) -> Ready:
     """FlashMLA's own sparse prefill on it. Raises ValueError where it would need padding."""
     from torch_ref.cuda import flash_mla_adapter as adapter
-    from torch_ref.prefill_inputs import check_inputs
+    from torch_ref.prefill.inputs import check_inputs
 
     if reason := adapter.unsupported_reason(d_qk=D):
         raise NotImplementedError(reason)

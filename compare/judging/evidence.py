@@ -176,7 +176,7 @@ class Evidence:
     def oracle(self, tokens: Int64[np.ndarray, " n"], variant: Variant | None = None) -> OracleRows:
         """The oracle on these tokens, uncached; variant: a known deviation from the contract."""
         import torch_ref
-        from torch_ref.variants import CONTRACT
+        from torch_ref.prefill.variants import CONTRACT
 
         found = torch_ref.sparse_prefill_oracle(
             **self._arguments(tokens), variant=variant or CONTRACT

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from torch_ref.decode import DecodeResult
-from torch_ref.decode_inputs import VALUE_WIDTH, DecodeInputs
+from torch_ref.decode.inputs import VALUE_WIDTH, DecodeInputs
 
 
 @dataclass(frozen=True, eq=False)

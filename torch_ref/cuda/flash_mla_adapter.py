@@ -22,9 +22,9 @@ from torch import Tensor
 
 from torch_ref.cuda.flash_mla_builds import Build, look_for_build
 from torch_ref.prefill import SparsePrefillResult
-from torch_ref.prefill_inputs import VALUE_WIDTH, PrefillInputs, check_inputs
-from torch_ref.v4_prefill_pipeline import V4PrefillResult
-from torch_ref.v4_prefill_pipeline import v4_prefill as pipeline
+from torch_ref.prefill.inputs import VALUE_WIDTH, PrefillInputs, check_inputs
+from torch_ref.v4 import V4PrefillResult
+from torch_ref.v4.pipeline import v4_prefill as pipeline
 
 _FUNCTION = "flash_mla_sparse_fwd"
 _PARAMETERS = ("attn_sink", "topk_length")

@@ -28,7 +28,7 @@ from torch_ref.cuda.decode_batch import (
 )
 from torch_ref.cuda.flash_mla_builds import Build, look_for_build, plans_while_launching
 from torch_ref.decode import DecodeResult
-from torch_ref.decode_inputs import VALUE_WIDTH, DecodeInputs
+from torch_ref.decode.inputs import VALUE_WIDTH, DecodeInputs
 
 PAGE_SIZE = 64
 

@@ -28,9 +28,9 @@ from torch_ref.cuda.flash_mla_builds import Build, look_for_build, plans_while_l
 from torch_ref.decode import DecodeResult
 from torch_ref.indices import global_topk_slots, paged_swa_indices, visible_entries
 from torch_ref.kv_cache import PagedKV
-from torch_ref.prefill_inputs import MAX_HEADS, VALUE_WIDTH
-from torch_ref.v4_prefill_inputs import V4Inputs
-from torch_ref.v4_prefill_pipeline import V4PrefillResult
+from torch_ref.prefill.inputs import MAX_HEADS, VALUE_WIDTH
+from torch_ref.v4 import V4PrefillResult
+from torch_ref.v4.inputs import V4Inputs
 
 WIDTH_MULTIPLE = 64
 # A launch keeps fp32 partial results for each of its rows: 512 of 128 heads take some 150 MB.

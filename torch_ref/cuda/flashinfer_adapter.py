@@ -35,7 +35,7 @@ from torch_ref.cuda.decode_batch import (
     without_a_launch,
 )
 from torch_ref.decode import DecodeResult
-from torch_ref.decode_inputs import KEY_WIDTH, VALUE_WIDTH, DecodeInputs
+from torch_ref.decode.inputs import KEY_WIDTH, VALUE_WIDTH, DecodeInputs
 from torch_ref.merge import LseBase, natural_lse
 
 Backend = Literal["fa3", "fa2"]

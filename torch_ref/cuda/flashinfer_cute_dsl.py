@@ -34,7 +34,7 @@ from torch_ref.cuda.decode_batch import (
 )
 from torch_ref.cuda.flashinfer_adapter import not_importable, version
 from torch_ref.decode import DecodeResult
-from torch_ref.decode_inputs import KEY_WIDTH, VALUE_WIDTH, DecodeInputs
+from torch_ref.decode.inputs import KEY_WIDTH, VALUE_WIDTH, DecodeInputs
 
 _FUNCTION = "trtllm_batch_decode_with_kv_cache_mla"
 _PARAMETERS = ("enable_dcp", "cp_world", "cp_rank", "causal_seqlens_kv_global", "cum_seq_lens_q")

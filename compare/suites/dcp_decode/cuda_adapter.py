@@ -44,7 +44,7 @@ class CudaDcpDecode(DcpDecode):
         return self.adapter().unsupported_reason(**self.options(), **self.asked(case))
 
     def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
-        from torch_ref.decode_inputs import check_decode_inputs
+        from torch_ref.decode.inputs import check_decode_inputs
 
         arguments, more = decode_arguments(inputs, self.device or "cuda")
         checked = check_decode_inputs(*arguments, **more)

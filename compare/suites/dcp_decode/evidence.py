@@ -203,14 +203,14 @@ def _oracle(
     call: dict[str, Any], tokens: np.ndarray, variant: DecodeVariant | None = None
 ) -> DecodeOracleResult:
     import torch_ref
-    from torch_ref.decode_variants import CONTRACT
+    from torch_ref.decode.variants import CONTRACT
 
     return torch_ref.dcp_decode_oracle(**call, rows=tokens.tolist(), variant=variant or CONTRACT)
 
 
 def _arguments(inputs: DcpDecodeInputs, device: str | None) -> dict[str, Any]:
     """torch_ref's arguments, on the device; ValueError where it doesn't accept them."""
-    from torch_ref.decode_inputs import check_decode_inputs
+    from torch_ref.decode.inputs import check_decode_inputs
 
     names = ("block_table", "seq_lens", "query_start_loc", "total_lens")
     arguments: dict[str, Any] = {

@@ -67,7 +67,7 @@ class FlashMlaFp8(_FlashMla):
         )
 
     def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
-        from torch_ref.v4_prefill_inputs import check_v4_inputs
+        from torch_ref.v4.inputs import check_v4_inputs
 
         checked = check_v4_inputs(**v4_arguments(inputs, self.device or "cuda"))
         found, notes = self.adapter().v4_prefill(checked)

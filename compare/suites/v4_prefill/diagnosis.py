@@ -21,7 +21,7 @@ from compare.suites.v4_prefill.evidence import Evidence
 from compare.suites.v4_prefill.faults import Fault, faults
 
 if TYPE_CHECKING:
-    from torch_ref.v4_variants import Through
+    from torch_ref.v4.variants import Through
 
 _ORACLE_RUNS = 45
 
@@ -115,7 +115,7 @@ def _changes(
     through: Through,
 ) -> bool:
     """Whether a fault gives some token other keys or reads them otherwise."""
-    from torch_ref.v4_variants import RIGHT, variant_keys
+    from torch_ref.v4.variants import RIGHT, variant_keys
 
     inputs, variant = evidence.arguments, fault.variant
     if variant.reading != "right":

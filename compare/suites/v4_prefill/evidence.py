@@ -20,8 +20,8 @@ from compare.suites.v4_prefill.call import V4PrefillInputs
 from compare.suites.v4_prefill.rows import FlatRows
 
 if TYPE_CHECKING:
-    from torch_ref.v4_prefill_inputs import V4Inputs
-    from torch_ref.v4_variants import Through, V4Variant
+    from torch_ref.v4.inputs import V4Inputs
+    from torch_ref.v4.variants import Through, V4Variant
 
 
 class Evidence(evidence.Evidence):
@@ -33,7 +33,7 @@ class Evidence(evidence.Evidence):
     """
 
     def __init__(self, path: V4PrefillInputs, device: str | None = None) -> None:
-        from torch_ref.v4_prefill_flat import flatten
+        from torch_ref.v4.flat import flatten
 
         self.path = path
         self.arguments = _checked(path, device)
@@ -67,7 +67,7 @@ class Evidence(evidence.Evidence):
         can't be told; see variant_call.
         """
         import torch_ref
-        from torch_ref.v4_variants import variant_call
+        from torch_ref.v4.variants import variant_call
 
         call, unknown = variant_call(
             self.arguments,
@@ -94,7 +94,7 @@ class Evidence(evidence.Evidence):
 
 
 def _checked(path: V4PrefillInputs, device: str | None) -> V4Inputs:
-    from torch_ref.v4_prefill_inputs import check_v4_inputs
+    from torch_ref.v4.inputs import check_v4_inputs
 
     names = (
         "q",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from compare.suites.v4_prefill.call import V4PrefillInputs
 
 if TYPE_CHECKING:
-    from torch_ref.v4_variants import V4Variant
+    from torch_ref.v4.variants import V4Variant
 
 
 class Fault(NamedTuple):
@@ -32,7 +32,7 @@ def faults(inputs: V4PrefillInputs) -> Iterator[Fault]:
 
 
 def _of_what_is_seen(inputs: V4PrefillInputs) -> Iterator[Fault]:
-    from torch_ref.v4_variants import V4Variant
+    from torch_ref.v4.variants import V4Variant
 
     window = inputs.window
     listed = [
@@ -82,7 +82,7 @@ def _of_what_is_seen(inputs: V4PrefillInputs) -> Iterator[Fault]:
 
 
 def _of_requests(inputs: V4PrefillInputs) -> Iterator[Fault]:
-    from torch_ref.v4_variants import V4Variant
+    from torch_ref.v4.variants import V4Variant
 
     if len(inputs.seq_lens) < 2:
         return
@@ -114,7 +114,7 @@ def _of_requests(inputs: V4PrefillInputs) -> Iterator[Fault]:
 
 
 def _of_entries(inputs: V4PrefillInputs) -> Iterator[Fault]:
-    from torch_ref.v4_variants import V4Variant
+    from torch_ref.v4.variants import V4Variant
 
     listed = [
         (
@@ -163,7 +163,7 @@ def _of_entries(inputs: V4PrefillInputs) -> Iterator[Fault]:
 
 
 def _of_the_gather() -> Iterator[Fault]:
-    from torch_ref.v4_variants import V4Variant
+    from torch_ref.v4.variants import V4Variant
 
     for shift, word in ((-1, "before"), (1, "after")):
         yield Fault(
@@ -198,7 +198,7 @@ def _of_the_gather() -> Iterator[Fault]:
 
 
 def _of_pages() -> Iterator[Fault]:
-    from torch_ref.v4_variants import V4Variant
+    from torch_ref.v4.variants import V4Variant
 
     for name, sentence, variant in (
         (

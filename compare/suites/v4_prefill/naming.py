@@ -29,7 +29,7 @@ def name_of_indices(
     """(slug, sentence) of the fault that gives every token of a sample the keys that the candidate
     gives it; None where there is none such. wrong: the tokens with wrong keys.
     """
-    from torch_ref.v4_variants import RIGHT, workspace_rows
+    from torch_ref.v4.variants import RIGHT, workspace_rows
 
     tokens = _sample(wrong, evidence.num_tokens)
 
@@ -69,8 +69,8 @@ def name_of_gather(
     chunk's workspace, apart from what is NaN after it; None where there is none such. wrong: the
     rows with wrong bits.
     """
-    from torch_ref.v4_misreading import read_keys
-    from torch_ref.v4_variants import gathered_keys, keys_of_rows
+    from torch_ref.v4.misreading import read_keys
+    from torch_ref.v4.variants import gathered_keys, keys_of_rows
 
     due = np.flatnonzero(evidence.flat.of_chunk(chunk) >= 0)
     rows = due[_sample(np.searchsorted(due, wrong), len(due))]

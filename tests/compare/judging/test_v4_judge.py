@@ -18,7 +18,7 @@ from compare.suites.v4_prefill.call import ChunkStage, V4PrefillInputs, V4Prefil
 from compare.suites.v4_prefill.judge import Evidence, judge, share_by_tensor
 from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from torch_ref import merge_states, sparse_prefill, sparse_prefill_oracle
-from torch_ref.v4_variants import V4Variant, variant_call
+from torch_ref.v4.variants import V4Variant, variant_call
 
 # Two requests in a chunk, M = 44 rows: 15 entries and 29 positions of the second, 10 and 27.
 CASE = "v4-prefill:seq=40+60,q=4+6,h=3,topk=12,window=24,sink=1.0,seed=8301"

@@ -22,7 +22,7 @@ from compare.suites.dcp_decode.cuda_adapter import (
 )
 from compare.suites.dcp_decode.implementation import DcpDecode
 from compare.suites.table import make_inputs, parse_case, suite_of
-from torch_ref.decode_inputs import DecodeInputs
+from torch_ref.decode.inputs import DecodeInputs
 
 DECODE = "dcp-decode:lens=37+5,q=3+1,h=3,page=32,world=2"
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import v4_problem
+from tests.torch_ref.v4.problems import v4_problem
 from torch_ref import sparse_prefill, v4_prefill
 from torch_ref.cuda import flash_mla_adapter as adapter
-from torch_ref.prefill_inputs import check_inputs
+from torch_ref.prefill.inputs import check_inputs
 
 SGL = """
 __version__ = "1.0.0"

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from tests.torch_ref.decode_problems import Problem, int32, random_problem
+from tests.torch_ref.decode.problems import Problem, int32, random_problem
 from torch_ref import dcp_decode_oracle
 from torch_ref.cuda import flash_mla_decode as adapter
-from torch_ref.decode_inputs import check_decode_inputs
+from torch_ref.decode.inputs import check_decode_inputs
 
 SGL = """
 import math

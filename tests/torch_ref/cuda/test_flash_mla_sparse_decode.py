@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.torch_ref.cuda.sparse_decode_cases import CASES, Call, answer, in_two_lists, make
-from tests.torch_ref.v4_problems import answer as v4_answer
-from tests.torch_ref.v4_problems import v4_problem
+from tests.torch_ref.v4.problems import answer as v4_answer
+from tests.torch_ref.v4.problems import v4_problem
 from torch_ref.cuda import flash_mla_sparse_decode as adapter
 from torch_ref.cuda.flash_mla_sparse_decode import SlotList
 from torch_ref.kv_cache import PagedKV, empty_cache
-from torch_ref.v4_prefill_inputs import check_v4_inputs
+from torch_ref.v4.inputs import check_v4_inputs
 
 SGL = """
 import math

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.torch_ref.cuda.fake_flashinfer import FA, PACKAGE
-from tests.torch_ref.decode_problems import Problem, random_problem
+from tests.torch_ref.decode.problems import Problem, random_problem
 from torch_ref import dcp_decode_oracle
 from torch_ref.cuda import flashinfer_adapter as adapter
 from torch_ref.cuda.decode_batch import single_tokens
-from torch_ref.decode_inputs import check_decode_inputs
+from torch_ref.decode.inputs import check_decode_inputs
 
 
 @pytest.fixture

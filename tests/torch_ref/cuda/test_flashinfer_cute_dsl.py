@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.torch_ref.cuda.fake_flashinfer import DCP, PACKAGE
-from tests.torch_ref.decode_problems import Problem, random_problem
+from tests.torch_ref.decode.problems import Problem, random_problem
 from torch_ref import dcp_decode_oracle
 from torch_ref.cuda import flashinfer_cute_dsl as adapter
-from torch_ref.decode_inputs import check_decode_inputs
+from torch_ref.decode.inputs import check_decode_inputs
 
 
 @pytest.fixture

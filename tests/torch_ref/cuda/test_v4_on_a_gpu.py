@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tests.torch_ref.cuda.sparse_decode_cases import CASES, answer, in_two_lists, make
-from tests.torch_ref.v4_problems import answer as v4_answer
-from tests.torch_ref.v4_problems import v4_problem
+from tests.torch_ref.v4.problems import answer as v4_answer
+from tests.torch_ref.v4.problems import v4_problem
 from torch_ref.cuda import flash_mla_adapter, flash_mla_sparse_decode
-from torch_ref.v4_prefill_inputs import check_v4_inputs
+from torch_ref.v4.inputs import check_v4_inputs
 
 pytestmark = pytest.mark.gpu
 

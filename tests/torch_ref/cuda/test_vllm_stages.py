@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import int32
+from tests.torch_ref.v4.problems import int32
 from torch_ref import indices, kv_cache
 from torch_ref.cuda import vllm_stages
 from torch_ref.cuda.vllm_stages import Stage

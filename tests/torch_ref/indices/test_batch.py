@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import int32
+from tests.torch_ref.v4.problems import int32
 from torch_ref.indices import image_visibility, token_batch, token_to_request
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import int32
+from tests.torch_ref.v4.problems import int32
 from torch_ref.indices import combine_topk_swa_indices, image_visibility
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import int32
+from tests.torch_ref.v4.problems import int32
 from torch_ref.indices import (
     c128_global_slots,
     c128_topk_indices,

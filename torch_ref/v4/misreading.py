@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_ref.kv_cache import PagedKV
 from torch_ref.kv_cache.codec import decode_e4m3, ue8m0_scales
 from torch_ref.kv_cache.formats import KVFormat
-from torch_ref.v4_prefill_inputs import V4Inputs
+from torch_ref.v4.inputs import V4Inputs
 
 Reading = Literal[
     "right",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_ref.indices.visibility import ImageSpans
 from torch_ref.kv_cache import PagedKV, position_slots, read_kv
-from torch_ref.v4_prefill_inputs import V4Inputs, check_v4_inputs
+from torch_ref.v4.inputs import V4Inputs, check_v4_inputs
 
 
 class FlatCall(NamedTuple):

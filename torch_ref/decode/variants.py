@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torch_ref.decode_inputs import VALUE_WIDTH, DecodeInputs
+from torch_ref.decode.inputs import VALUE_WIDTH, DecodeInputs
 from torch_ref.planning import BoundsShapeMismatch, DecodeRows, NonUniformBlock, decode_rows
 from torch_ref.planning.sharding import local_length
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch_ref.decode_problems import owned
+from tests.torch_ref.decode.problems import owned
 from torch_ref.planning import (
     BoundsShapeMismatch,
     NonUniformBlock,

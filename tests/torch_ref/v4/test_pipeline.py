@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import V4Problem, answer, int32, v4_problem
+from tests.torch_ref.v4.problems import V4Problem, answer, int32, v4_problem
 from torch_ref import flat_v4_call, sparse_prefill, v4_prefill
 from torch_ref.planning import PrefillChunk, Rules, plan_prefill_chunks
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torch_ref.arguments import token_rows
 from torch_ref.arithmetic import LN2, LOG2E, full_fp32_products, max_without_nan
-from torch_ref.decode_inputs import (
+from torch_ref.decode.inputs import (
     VALUE_WIDTH,
     DecodeInputs,
     Pages,
@@ -33,7 +33,7 @@ from torch_ref.decode_inputs import (
     check_decode_inputs,
     rows_with_keys,
 )
-from torch_ref.decode_variants import CONTRACT, DecodeVariant
+from torch_ref.decode.variants import CONTRACT, DecodeVariant
 
 
 @dataclass(frozen=True, eq=False)

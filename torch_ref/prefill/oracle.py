@@ -24,14 +24,14 @@ from torch import Tensor
 
 from torch_ref.arguments import token_rows
 from torch_ref.arithmetic import LN2, LOG2E, full_fp32_products, max_without_nan
-from torch_ref.prefill_inputs import (
+from torch_ref.prefill.inputs import (
     VALUE_WIDTH,
     Block,
     PrefillInputs,
     blocks,
     check_inputs,
 )
-from torch_ref.variants import CONTRACT, Variant
+from torch_ref.prefill.variants import CONTRACT, Variant
 
 
 @dataclass(frozen=True, eq=False)

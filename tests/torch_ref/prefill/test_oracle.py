@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from torch_ref import prefill_inputs, sparse_prefill, sparse_prefill_oracle
+from torch_ref import sparse_prefill, sparse_prefill_oracle
+from torch_ref.prefill import inputs as prefill_inputs
 
 
 def brute_force(call):

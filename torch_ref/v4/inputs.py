@@ -14,7 +14,7 @@ from torch_ref.indices.checks import table, whole
 from torch_ref.indices.visibility import ImageSpans
 from torch_ref.indices.workspace import combined_width, listed_entries
 from torch_ref.kv_cache import PagedKV
-from torch_ref.prefill_inputs import MAX_HEADS, VALUE_WIDTH
+from torch_ref.prefill.inputs import MAX_HEADS, VALUE_WIDTH
 
 FORMATS = ("v4-fp8", "bf16")
 

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from torch_ref.v4_misreading import Reading, read_keys
-from torch_ref.v4_prefill_flat import FlatCall
-from torch_ref.v4_prefill_inputs import V4Inputs
+from torch_ref.v4.flat import FlatCall
+from torch_ref.v4.inputs import V4Inputs
+from torch_ref.v4.misreading import Reading, read_keys
 
 Through = Literal["workspace", "cache"]
 
@@ -64,7 +64,7 @@ class V4Variant:
     position_shift each gathered position is this far from the right one; "queries": as far before
                    it as its request has tokens in this step
     empty_slots    last_row: the -1 behind a list are attended to as the workspace's last row
-    reading        how a stored token is misread; see v4_misreading
+    reading        how a stored token is misread; see torch_ref.v4.misreading
     """
 
     window_shift: int = 0

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torch_ref.prefill_inputs import VALUE_WIDTH, PrefillInputs
+from torch_ref.prefill.inputs import VALUE_WIDTH, PrefillInputs
 
 
 @dataclass(frozen=True, kw_only=True)

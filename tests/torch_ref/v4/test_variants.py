@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.torch_ref.v4_problems import V4Problem, int32, v4_problem
+from tests.torch_ref.v4.problems import V4Problem, int32, v4_problem
 from torch_ref import v4_prefill
 from torch_ref.kv_cache import insert_kv
 from torch_ref.kv_cache.cache import PagedKV
-from torch_ref.v4_misreading import read_keys
-from torch_ref.v4_prefill_flat import flatten
-from torch_ref.v4_prefill_inputs import V4Inputs, check_v4_inputs
-from torch_ref.v4_variants import (
+from torch_ref.v4.flat import flatten
+from torch_ref.v4.inputs import V4Inputs, check_v4_inputs
+from torch_ref.v4.misreading import read_keys
+from torch_ref.v4.variants import (
     COMPRESSED,
     NOTHING,
     RIGHT,

@@ -33,7 +33,7 @@ from torch_ref.planning import (
     workspace_area_limit,
 )
 from torch_ref.prefill import SparsePrefillResult, sparse_prefill
-from torch_ref.v4_prefill_inputs import V4Inputs, check_v4_inputs
+from torch_ref.v4.inputs import V4Inputs, check_v4_inputs
 
 
 class Attend(Protocol):

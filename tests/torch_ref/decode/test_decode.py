@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.torch_ref.decode_problems import Problem, int32, random_problem, zero_query
+from tests.torch_ref.decode.problems import Problem, int32, random_problem, zero_query
 from torch_ref import (
     dcp_decode,
     dcp_decode_oracle,

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from tests.torch_ref.decode_problems import Problem, int32, random_problem, zero_query
+from tests.torch_ref.decode.problems import Problem, int32, random_problem, zero_query
 from torch_ref import DecodeVariant, dcp_decode_oracle, merge_states
-from torch_ref.decode_inputs import check_decode_inputs
-from torch_ref.decode_variants import CONTRACT
+from torch_ref.decode.inputs import check_decode_inputs
+from torch_ref.decode.variants import CONTRACT
 
 
 def oracle(problem: Problem, shard: tuple[int, ...] = (), **deviation):

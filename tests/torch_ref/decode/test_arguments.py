@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.torch_ref.decode_problems import int32, random_problem
+from tests.torch_ref.decode.problems import int32, random_problem
 from torch_ref import dcp_decode, dcp_decode_oracle
 
 BF16 = torch.bfloat16
