@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ from compare.goldens.format import (
 from compare.judging.attention_call import SparsePrefillResult
 from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation, Unsupported
+from compare.protocol.revision import REVISION_VARIABLE, checkout
 from compare.protocol.tensor_file import write_bytes
 from compare.protocol.verdict import Status
 from compare.recording.entry import RecordedInputs, RecordedResult, entry_of
-from compare.report.environment import REVISION_VARIABLE
 from compare.suites.sparse_prefill.case import SparsePrefillCase
 from compare.suites.table import SUITES
 from compare.suites.v4_stages.call import V4StagesResult
@@ -150,30 +149,28 @@ def code_revision(out_dir: Path, *, allow_dirty: bool = False, root: Path = _ROO
     Where git doesn't know the tree (a copy without its history): what MLA_CROSSCHECK_REVISION says,
     unchecked.
     """
-    commit = _git(root, "rev-parse", "HEAD")
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if commit is None or top is None or Path(top.strip()).resolve() != root.resolve():
+    found = checkout(root)
+    if found is None:
         if given := os.environ.get(REVISION_VARIABLE):
             return f"{given} (as given by {REVISION_VARIABLE})"
         raise RecordingRefused(
             f"{root} isn't a git checkout that git can read here, so the revision is unknown; "
             f"set {REVISION_VARIABLE} to it"
         )
-    status = _git(root, "status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
-    if status is None:
+    if found.changed is None or found.untracked is None:
         raise RecordingRefused(f"git status failed in {root}: whether the tree is clean is unknown")
-    changed = [entry[3:] for entry in status.split("\0") if entry]
     inside = out_dir.resolve()
-    changed = [name for name in changed if not (root / name).resolve().is_relative_to(inside)]
+    files = sorted((*found.changed, *found.untracked))
+    changed = [name for name in files if not (root / name).resolve().is_relative_to(inside)]
     if not changed:
-        return commit.strip()
+        return found.commit
     if not allow_dirty:
         shown = ", ".join(changed[:8]) + (f" and {len(changed) - 8} more" if changed[8:] else "")
         raise RecordingRefused(
             f"the tree differs from its commit in {shown}: commit them first, so that the recorded "
             "revision is the code that ran"
         )
-    return f"{commit.strip()}-dirty"
+    return f"{found.commit}-dirty"
 
 
 class _Refused(Exception):
@@ -283,7 +280,7 @@ def _manifest(folder: Path, facts: dict[str, Any], suites: set[str]) -> Manifest
 
 def _facts(implementation: Implementation, revision: str) -> dict[str, Any]:
     """What every entry of a recording has in common."""
-    from compare.report.environment import environment
+    from compare.run.environment import environment
 
     found = environment()
     return {
@@ -313,16 +310,6 @@ def _build(implementation: Implementation) -> dict[str, str]:
         from torch_ref.cuda.vllm_adapter import version as vllm_version
 
         return {"name": name, "version": vllm_version() or "unknown"}
-    from compare._version import version
+    from compare.protocol.version import version
 
     return {"name": name, "version": version()}
-
-
-def _git(root: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare import _version
+from compare.protocol import version as _version
 
 PROJECT = '[project]\nname = "mla-crosscheck"\nversion = "9.8.7"\n'
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from compare.generate.streams import GENERATOR_VERSION
-from compare.report import environment as module
+from compare.protocol import revision
+from compare.run import environment as module
 
 SMI = """#!/bin/sh
 case "$*" in
@@ -92,16 +93,18 @@ def test_the_revision_says_whether_files_differ_from_it(tmp_path):
     folder.mkdir(parents=True)
     (folder / "environment.py").write_text("a")
     git("init", "-q")
-    assert module.revision(folder) is None  # untracked: an installed copy inside somebody's tree
+    assert (
+        revision.revision(folder / "environment.py") is None
+    )  # untracked: an installed copy inside somebody's tree
     git("add", ".")
     git("commit", "-q", "-m", "first")
     commit = git("rev-parse", "HEAD")
-    assert module.revision(folder) == commit
+    assert revision.revision(folder / "environment.py") == commit
     (tmp_path / "elsewhere").write_text("b")
-    assert module.revision(folder) == f"{commit}-dirty"
+    assert revision.revision(folder / "environment.py") == f"{commit}-dirty"
     (tmp_path / "elsewhere").unlink()
     (folder / "environment.py").write_text("b")
-    assert module.revision(folder) == f"{commit}-dirty"
+    assert revision.revision(folder / "environment.py") == f"{commit}-dirty"
 
 
 def test_this_checkout_s_revision_is_its_commit():
@@ -115,7 +118,7 @@ def test_this_checkout_s_revision_is_its_commit():
 
 
 def test_a_copy_without_git_is_of_the_revision_that_the_variable_says(tmp_path, monkeypatch):
-    monkeypatch.setenv(module.REVISION_VARIABLE, "1a2b3c")
-    assert module.revision(tmp_path) == "1a2b3c"
-    monkeypatch.delenv(module.REVISION_VARIABLE)
-    assert module.revision(tmp_path) is None
+    monkeypatch.setenv(revision.REVISION_VARIABLE, "1a2b3c")
+    assert revision.revision(tmp_path / "environment.py") == "1a2b3c"
+    monkeypatch.delenv(revision.REVISION_VARIABLE)
+    assert revision.revision(tmp_path / "environment.py") is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
 
+from compare.protocol.revision import checkout
+
 _DISTRIBUTION = "mla-crosscheck"
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
@@ -22,8 +23,9 @@ def version() -> str:
     """
     if (number := _checkout_number(_ROOT)) is None:
         return importlib.metadata.version(_DISTRIBUTION)
-    revision = _git_revision(_ROOT)
-    return number if revision is None else f"{number}+g{revision}"
+    if (found := checkout(_ROOT)) is None:
+        return number
+    return f"{number}+g{found.commit[:12]}" + (".dirty" if found.changed != () else "")
 
 
 def _checkout_number(root: Path) -> str | None:
@@ -32,18 +34,3 @@ def _checkout_number(root: Path) -> str | None:
     except (FileNotFoundError, KeyError):
         return None
     return project["version"] if project.get("name") == _DISTRIBUTION else None
-
-
-def _git_revision(root: Path) -> str | None:
-    # A checkout that was copied or exported without its .git must not be named after a
-    # repository that happens to lie around it.
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12"]
-    try:
-        answer = subprocess.run(
-            [*command, "--dirty=.dirty"], capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):  # no git, no commit yet, or another's checkout
-        return None
-    return answer.stdout.strip()

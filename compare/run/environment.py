@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import platform
 import subprocess
 from pathlib import Path
 
-from compare._version import version as program_version
 from compare.generate.streams import GENERATOR_VERSION
+from compare.protocol.revision import revision
+from compare.protocol.version import version as program_version
 
 # FlashMLA is published as sgl-flash-mla; builds from its own repository call themselves
 # flash_mla or flash-mla, with the commit in the version. The empty placeholder of that name has
 # version 0.0.0.
 _FLASH_MLA_BUILDS = ("sgl-flash-mla", "flash-mla", "flash_mla")
 _LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "ml_dtypes", "vllm")
-
-
-REVISION_VARIABLE = "MLA_CROSSCHECK_REVISION"
-"""Says what revision this code is of, where there is no git checkout to ask."""
 
 
 @functools.cache
@@ -64,24 +60,6 @@ def flash_mla_build() -> str | None:
         if (found := version(name)) and found != "0.0.0":
             return f"{name} {found}"
     return None
-
-
-def revision(directory: Path = Path(__file__).parent) -> str | None:
-    """The git commit that holds `directory`, with ``-dirty`` when tracked files differ from it
-    or untracked ones aren't ignored; None where it isn't in a git work tree that tracks it (an
-    installed wheel). Where git can't tell, what MLA_CROSSCHECK_REVISION says: a copy of a checkout
-    on a GPU machine has left its .git behind.
-    """
-    return _git_revision(directory) or os.environ.get(REVISION_VARIABLE)
-
-
-def _git_revision(directory: Path) -> str | None:
-    tracked = _output("git", "-C", str(directory), "ls-files", "--error-unmatch", "environment.py")
-    commit = _output("git", "-C", str(directory), "rev-parse", "HEAD")
-    if not tracked or not commit:
-        return None
-    changed = _output("git", "-C", str(directory), "status", "--porcelain", "--", ":/")
-    return commit + ("-dirty" if changed is None or changed else "")
 
 
 def _nvidia_smi(field: str) -> str | None:
