@@ -16,6 +16,7 @@ from compare.commands.words import (
     device_of,
     one_of,
 )
+from compare.suites.table import SUITES
 
 
 @command
@@ -52,7 +53,7 @@ def record(
 
     if ":" not in kernel:  # MODULE:FUNCTION is looked up where it is loaded
         one_of("--kernel", kernel, list(registry.TABLE))
-    cases = cases_of(words or ["sparse-prefill"], full=full, cases_of_suite=catalogue_cases)
+    cases = cases_of(words or [next(iter(SUITES))], full=full, cases_of_suite=catalogue_cases)
     folder = out or Path("goldens/h200") / _folder_name(kernel, {case.suite for case in cases})
     try:
         done = record_golden(
@@ -76,10 +77,6 @@ def record(
     return status
 
 
-_ENDINGS = {"dcp-decode": "_decode", "v4-prefill": "_v4", "v4-stages": "_stages"}
-"""Of the folders of a kernel that serves several suites."""
-
-
 def _folder_name(kernel: str, suites: set[str]) -> str:
     """A kernel's own folder; one for each suite where the name serves several."""
     from compare.run import registry
@@ -89,5 +86,5 @@ def _folder_name(kernel: str, suites: set[str]) -> str:
     name = kernel.replace("-", "_")
     if len(registry.TABLE[kernel].suites) == 1 or len(suites) != 1:
         return name
-    (suite,) = suites
-    return name + _ENDINGS.get(suite, "")
+    records = SUITES[next(iter(suites))].records
+    return name if records is None else name + records.ending

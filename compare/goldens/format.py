@@ -1,16 +1,15 @@
-"""The format of recorded results: goldens/DEVICE/KERNEL/manifest.json and a safetensors file a
-case.
+"""The format of recorded results: goldens/DEVICE/KERNEL/manifest.json and a file of tensors a case.
 
 A manifest holds what was recorded, by what and from which inputs; inputs themselves aren't stored,
 since a case makes the same bytes on every machine (but for calls of a single stage that were
-recorded elsewhere). Its entries stand one on a line. Each is
-sealed: its `sha256` is over the entry's own content, so that a change by hand shows; the manifest's
-`seal` is over its head and the seals of all entries, so that a lost one shows too.
+recorded elsewhere). Its entries stand one on a line. Each names the SHA-256 of every tensor of its
+file, and the manifest's `seal` is over all else that it says, so that a change by hand, a lost
+entry and a changed tensor show.
 
-A case of sparse prefill or of the whole V4 prefill path has the tensors max_logits and lse of every
-row (float32 [T, H]) and `out` (bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H +
-head); one of dcp-decode has the same but max_logits. One of a single stage has the stage's arrays
-whole, see golden_stages.py. A case of prefill-plan has its rows (start, end, N, M) in the manifest.
+Which tensors a case has, and which facts of its suite's own stand beside them in its entry, each
+suite says (`Suite.records`). A case of attention has the statistics of every row (float32 [T, H])
+and `out` (bfloat16 [R, 512]) of the rows `out_rows` (int32 [R], token * H + head). A plan has no
+file: it stands in the manifest.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
 from compare.protocol.tensor_file import write_bytes
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 FOLDER_VARIABLE = "MLA_CROSSCHECK_GOLDENS"
 
@@ -56,118 +55,42 @@ class TensorRecord:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FileEntry:
-    """One recorded case with a file of tensors. generator_version: of the inputs' generator.
-    build: the kernel's distribution and version."""
+class Entry:
+    """One recorded case. facts: what its suite keeps beside the tensors.
 
-    suite: ClassVar[str]
+    file, tensors: none of a case that is kept in the manifest alone. input_sha256: of the inputs;
+    generator_version: of what made them, empty where they are stored too. build: the kernel's
+    distribution and version; gpu, driver, torch, cuda: where it ran; revision: of this project;
+    none of these where only the manifest's source says who made the results.
+    """
 
     case: str
-    file: str
-    generator_version: str
-    build: Mapping[str, str]
-    gpu: str
-    driver: str
-    torch: str
-    cuda: str
-    revision: str
-    input_sha256: str
-    tensors: Mapping[str, TensorRecord]
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    file: str | None = None
+    tensors: Mapping[str, TensorRecord] = dataclasses.field(default_factory=dict)
+    input_sha256: str | None = None
+    generator_version: str = ""
+    build: Mapping[str, str] | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    revision: str | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, words: dict[str, Any]) -> Self:
+    def from_json(cls, words: dict[str, Any]) -> Entry:
+        """The entry that to_json wrote."""
         tensors = {
             name: TensorRecord(**{**record, "shape": tuple(record["shape"])})
-            for name, record in words.pop("tensors").items()
+            for name, record in words.get("tensors", {}).items()
         }
-        return cls(**{**words, "notes": tuple(words["notes"])}, tensors=tensors)
+        return cls(**{**words, "tensors": tensors, "notes": tuple(words.get("notes", ()))})
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorEntry(FileEntry):
-    """One recorded case of attention; a subclass says of which suite, and which tensors.
-
-    rows: how many (token, head) rows `out` holds, of how many, and how many of those held are
-    special. out_sha256: of the whole out, which isn't stored.
-    """
-
-    maxima: ClassVar[bool] = True
-    """Whether a case has max_logits."""
-
-    out_sha256: str
-    rows: Mapping[str, int]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tensors that a case's file must hold."""
-        return ("lse", *(["max_logits"] if self.maxima else []), "out", "out_rows")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrefillEntry(TensorEntry):
-    """One recorded case of sparse prefill."""
-
-    suite: ClassVar[str] = "sparse-prefill"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeEntry(TensorEntry):
-    """One recorded case of DCP decode. parts: as in DcpDecodeResult."""
-
-    suite: ClassVar[str] = "dcp-decode"
-    maxima: ClassVar[bool] = False
-
-    parts: str = "float32"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class V4PrefillEntry(TensorEntry):
-    """One recorded case of the whole V4 prefill path; max_logits of a kernel that returns them.
-    parts: as in V4PrefillResult."""
-
-    suite: ClassVar[str] = "v4-prefill"
-
-    parts: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(n for n in super().names if n != "max_logits" or n in self.tensors)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StagesEntry(FileEntry):
-    """One recorded call of a single stage. numbers: those of its arguments that aren't arrays, of
-    a call that was recorded with its inputs; generator_version is empty then."""
-
-    suite: ClassVar[str] = "v4-stages"
-
-    stage: str
-    numbers: Mapping[str, int | str | None] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanEntry:
-    """One recorded plan: rows (start, end, N, M), requests [start, end) with N compressed rows of
-    M.
-    """
-
-    suite: ClassVar[str] = "prefill-plan"
-
-    case: str
-    plan: tuple[tuple[int, int, int, int], ...]
-
-    @classmethod
-    def from_json(cls, words: dict[str, Any]) -> PlanEntry:
-        plan = tuple((start, end, n, m) for start, end, n, m in words["plan"])
-        return cls(**{**words, "plan": plan})
-
-
-Entry = FileEntry | PlanEntry
-ENTRIES: dict[str, type[FileEntry] | type[PlanEntry]] = {
-    entry.suite: entry
-    for entry in (PrefillEntry, DecodeEntry, V4PrefillEntry, StagesEntry, PlanEntry)
-}
+    def to_json(self) -> dict[str, Any]:
+        """What of it isn't as by default, as JSON has it."""
+        words = json.loads(json.dumps(dataclasses.asdict(self)))
+        return {name: value for name, value in words.items() if value not in (None, "", [], {})}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,32 +147,32 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes a manifest, one entry a line, in the place of the one that is there."""
     head = {"format": FORMAT, "name": manifest.name, "suite": manifest.suite}
     head["source"] = manifest.source
-    entries = [_sealed(json.loads(json.dumps(dataclasses.asdict(e)))) for e in manifest.entries]
-    head["seal"] = _seal(head, entries)
+    entries = [entry.to_json() for entry in manifest.entries]
+    head["seal"] = _seal({**head, "entries": entries})
     lines = ",\n".join(map(json.dumps, entries))
     text = json.dumps(head)[:-1] + ', "entries": [\n' + lines + "\n]}\n"
     write_bytes(folder / MANIFEST, text.encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder, its seals checked; DamagedGolden says what is wrong with
-    it.
-    """
+    """The manifest of a folder, its seal checked; DamagedGolden says what is wrong with it."""
     path = folder / MANIFEST
     try:
         words = json.loads(path.read_text(encoding="utf-8"))
         found = words["format"]
         if found != FORMAT:
             raise DamagedGolden(f"{path} has format {found!r}; this version reads {FORMAT}")
-        seal = _seal(words, words["entries"])
-        entries = tuple(_entry(path, words["suite"], entry) for entry in words["entries"])
-        if words["seal"] != seal:
+        said, seal = words["seal"], _seal(words)
+        if said != seal:
             raise DamagedGolden(
-                f"{path} is damaged: its head and its {len(entries)} entries have the seal "
-                f"{seal[:12]} and it says {str(words['seal'])[:12]}: one was lost, added or changed"
+                f"{path} is damaged: its content has the seal {seal[:12]} and it says "
+                f"{str(said)[:12]}: its head or an entry was changed, lost or added"
             )
         return Manifest(
-            name=words["name"], suite=words["suite"], source=words["source"], entries=entries
+            name=words["name"],
+            suite=words["suite"],
+            source=words["source"],
+            entries=tuple(map(Entry.from_json, words["entries"])),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedGolden(
@@ -257,23 +180,8 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
 
 
-def _entry(path: Path, suite: str, words: dict[str, Any]) -> Entry:
-    seal = words.pop("sha256")
-    expected = _sealed(words)["sha256"]
-    if seal != expected:
-        raise DamagedGolden(
-            f"{path} is damaged: the entry of {words.get('case')} has SHA-256 {expected[:12]} "
-            f"and its seal says {str(seal)[:12]}"
-        )
-    return ENTRIES[suite].from_json(words)
-
-
-def _seal(head: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
-    """Over a manifest's head and the seals of its entries, in their order."""
-    named = {name: head[name] for name in ("format", "name", "suite", "source")}
-    return _sealed({**named, "entries": [entry["sha256"] for entry in entries]})["sha256"]
-
-
-def _sealed(words: dict[str, Any]) -> dict[str, Any]:
-    content = json.dumps(words, sort_keys=True, separators=(",", ":"))
-    return {**words, "sha256": hashlib.sha256(content.encode()).hexdigest()}
+def _seal(words: Mapping[str, Any]) -> str:
+    """Over all that a manifest says but the seal itself."""
+    named = {name: value for name, value in words.items() if name != "seal"}
+    content = json.dumps(named, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()

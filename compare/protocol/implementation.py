@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from compare.protocol.case import Case
 from compare.protocol.inputs import Inputs, Result
@@ -30,6 +30,20 @@ def warm_up(implementation: object) -> None:
     ready = getattr(implementation, "warm_up", None)
     if ready is not None:
         ready()
+
+
+class Distribution(NamedTuple):
+    """The package that an implementation's results come from."""
+
+    name: str
+    version: str
+
+
+def distribution(implementation: object) -> Distribution | None:
+    """The package that an implementation adapts, where it has a method of this name that knows it;
+    None of this project's own."""
+    ask = getattr(implementation, "distribution", None)
+    return None if ask is None else ask()
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from typing import Any
 from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation
 from compare.protocol.inputs import Inputs, Result
+from compare.protocol.records import Records
 from compare.protocol.verdict import Verdict
 
 
@@ -48,7 +49,8 @@ class Suite:
     among candidates, Evidence(inputs, device).
     offers: its implementations. candidates: the names that a run takes which names none, in this
     order, as far as they can run. references: the names that such a run compares with, the first
-    one that is there; none: the oracle alone.
+    one that is there; none: the oracle alone. records: how its results are recorded; None: they
+    aren't.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Suite:
     offers: tuple[Offer, ...]
     candidates: tuple[str, ...]
     references: tuple[str, ...] = ()
+    records: Records | None = None
 
     def offer(self, name: str) -> Offer | None:
         """What it offers under a name."""

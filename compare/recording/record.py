@@ -13,36 +13,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from compare.goldens.format import (
-    MANIFEST,
-    DecodeEntry,
-    Entry,
-    FileEntry,
-    Manifest,
-    PrefillEntry,
-    StagesEntry,
-    V4PrefillEntry,
-    read_manifest,
-    write_manifest,
-)
-from compare.judging.attention_call import SparsePrefillResult
+from compare.goldens.format import MANIFEST, Entry, Manifest, read_manifest, write_manifest
 from compare.protocol.case import Case
-from compare.protocol.implementation import Implementation, Unsupported
+from compare.protocol.implementation import Implementation, Unsupported, distribution
+from compare.protocol.inputs import Inputs, Result
+from compare.protocol.records import Incomplete, Records
 from compare.protocol.revision import REVISION_VARIABLE, checkout
+from compare.protocol.suite import Suite
 from compare.protocol.tensor_file import write_bytes
-from compare.protocol.verdict import Status
-from compare.recording.entry import RecordedInputs, RecordedResult, entry_of
-from compare.suites.sparse_prefill.case import SparsePrefillCase
-from compare.suites.table import SUITES
-from compare.suites.v4_stages.call import V4StagesResult
+from compare.protocol.version import version
+from compare.recording.entry import entry_of
+from compare.run import registry
+from compare.run.environment import environment
+from compare.suites.table import SUITES, make_inputs, parse_case
 
 LARGEST_CASE = 1_000_000  # bytes
-LARGEST_FOLDER = {
-    PrefillEntry.suite: 6_000_000,
-    DecodeEntry.suite: 2_150_000,
-    V4PrefillEntry.suite: 2_000_000,
-    StagesEntry.suite: 1_000_000,
-}
 _ROOT = Path(__file__).parents[2]
 
 
@@ -80,8 +65,7 @@ def record(
     device: str | None = None,
     force: bool = False,
 ) -> Recording:
-    """Records what an implementation gives for each case of a suite with tensors, under goldens'
-    format.
+    """Records what an implementation gives for each case of a suite, under goldens' format.
 
     implementation: a name of the registry, or the implementation itself. out_dir: the folder
     DEVICE/KERNEL; its last two parts become the name. A case whose result is there already, from
@@ -97,27 +81,28 @@ def record(
     would make the folder too large, and where every case was skipped. Raises DamagedGolden for a
     manifest that can't be read.
     """
-    from compare.suites.table import parse_case
-
     folder = Path(out_dir)
     say = progress or (lambda line: None)
     revision = code_revision(folder, allow_dirty=allow_dirty)
     kernel = _found(implementation, device)
-    facts = _facts(kernel, revision)
     recording = Recording()
     todo = [parse_case(case) if isinstance(case, str) else case for case in cases]
-    manifest = _manifest(folder, facts, {case.suite for case in todo})
+    if not todo:
+        return recording
+    suite = _suite(folder, {case.suite for case in todo})
+    machine = _machine(kernel, suite, revision)
+    manifest = _manifest(folder, suite, machine)
     for number, case in enumerate(todo, 1):
         line = str(case)
         try:
-            inputs = _inputs(case)
+            inputs = make_inputs(case)
             old = manifest.entry(line)
-            if not force and _still_valid(folder, old, inputs, facts["build"]):
+            if not force and _still_valid(folder, old, inputs, machine["build"]):
                 recording = dataclasses.replace(recording, kept=(*recording.kept, line))
                 say(f"{number}/{len(todo)} kept {line}")
                 continue
-            entry, content = _record_case(kernel, case, inputs, facts)
-            _check_size(folder, entry, len(content))
+            entry, content = _record_case(kernel, suite, case, inputs, machine)
+            _check_size(folder, _records(suite), entry, len(content))
         except _Skipped as reason:
             skipped = {**recording.skipped, line: str(reason)}
             recording = dataclasses.replace(recording, skipped=skipped)
@@ -129,7 +114,8 @@ def record(
             say(f"{number}/{len(todo)} REFUSED {line}: {refusal}")
             continue
         # The tensors first: a manifest never names a file that isn't there.
-        write_bytes(folder / entry.file, content)
+        if entry.file is not None:
+            write_bytes(folder / entry.file, content)
         manifest = manifest.with_entry(entry)
         write_manifest(folder, manifest)
         recording = dataclasses.replace(recording, recorded=(*recording.recorded, line))
@@ -184,107 +170,90 @@ class _Skipped(Exception):
 def _found(implementation: str | Implementation, device: str | None) -> Implementation:
     if not isinstance(implementation, str):
         return implementation
-    from compare.run.registry import find, reason
-
-    if why := reason(implementation, device):
+    if why := registry.reason(implementation, device):
         raise KernelNotHere(f"{implementation} can't run here: {why}")
-    return find(implementation, device)
+    return registry.find(implementation, device)
 
 
-def _inputs(case: Case) -> RecordedInputs:
-    from compare.suites.table import make_inputs
+def _suite(folder: Path, named: set[str]) -> Suite:
+    """The suite of the cases, which is the folder's."""
+    held = {read_manifest(folder).suite} if (folder / MANIFEST).is_file() else set()
+    names, recorded = sorted(named | held), [n for n, suite in SUITES.items() if suite.records]
+    if len(names) != 1 or names[0] not in recorded:
+        raise RecordingRefused(
+            f"{folder} can't hold results of {' and '.join(names)}: a folder has those of one "
+            f"suite, {' or '.join(recorded)}"
+        )
+    return SUITES[names[0]]
 
-    inputs = make_inputs(case)
-    assert isinstance(inputs, RecordedInputs)  # _manifest has looked at the suite
-    return inputs
+
+def _records(suite: Suite) -> Records:
+    assert suite.records is not None  # _suite has looked
+    return suite.records
 
 
 def _record_case(
-    kernel: Implementation, case: Case, inputs: RecordedInputs, facts: dict[str, Any]
-) -> tuple[FileEntry, bytes]:
+    kernel: Implementation, suite: Suite, case: Case, inputs: Inputs, machine: dict[str, Any]
+) -> tuple[Entry, bytes]:
     """The entry and the file's content of one case."""
     result = _run(kernel, case, inputs)
-    _check_verdict(case, inputs, result)
-    return entry_of(case, inputs, result, facts)
+    records = _records(suite)
+    if reason := records.refusal(suite.judge, inputs, result):
+        raise _Refused(reason)
+    try:
+        stored = records.keep(inputs, result)
+    except Incomplete as reason:
+        raise _Refused(str(reason)) from reason
+    return entry_of(str(case), inputs, stored, result.notes, machine)
 
 
-def _run(kernel: Implementation, case: Case, inputs: RecordedInputs) -> RecordedResult:
+def _run(kernel: Implementation, case: Case, inputs: Inputs) -> Result:
     if reason := kernel.supports(case):
         raise _Skipped(reason)
     try:
-        result = kernel.run(inputs)
+        return kernel.run(inputs)
     except Unsupported as reason:
         raise _Skipped(str(reason)) from reason
     except Exception as error:  # an implementation may fail in any way; the other cases go on
         raise _Refused(f"it raised {type(error).__name__}: {error}") from error
-    assert isinstance(result, RecordedResult)
-    if isinstance(result, V4StagesResult):
-        return result
-    if isinstance(result, SparsePrefillResult) and result.max_logits is None:
-        raise _Refused("a recording needs max_logits and the whole of out")
-    if result.out_rows is not None:
-        raise _Refused("a recording needs the whole of out")
-    return result
 
 
-def _check_verdict(case: Case, inputs: RecordedInputs, result: RecordedResult) -> None:
-    # FlashMLA's tolerances are absolute numbers for the size of its own data: with values ten times
-    # as large, the rounding of a right kernel is outside them where an element is near zero.
-    own = isinstance(case, SparsePrefillCase) and case.data == "flashmla"
-    profile = "both" if own else "calibrated"
-    verdict = SUITES[case.suite].judge(inputs, result, None, profile=profile)
-    if verdict.status is not Status.PASS:
-        raise _Refused(f"the judge says {verdict.status.value}: {verdict.reason}")
-
-
-def _check_size(folder: Path, entry: FileEntry, size: int) -> None:
+def _check_size(folder: Path, records: Records, entry: Entry, size: int) -> None:
     if size > LARGEST_CASE:
         raise _Refused(f"its {size:,} bytes exceed the {LARGEST_CASE:,} that a case may have")
     others = sum(path.stat().st_size for path in folder.glob("*") if path.name != entry.file)
-    largest = LARGEST_FOLDER[entry.suite]
-    if others + size > largest:
+    if others + size > records.largest_folder:
         raise _Refused(
-            f"its {size:,} bytes would make {folder.name} larger than {largest:,} in all"
+            f"its {size:,} bytes would make {folder.name} larger than "
+            f"{records.largest_folder:,} in all"
         )
 
 
-def _still_valid(
-    folder: Path, entry: Entry | None, inputs: RecordedInputs, build: dict[str, str]
-) -> bool:
+def _still_valid(folder: Path, entry: Entry | None, inputs: Inputs, build: dict[str, str]) -> bool:
     return (
-        isinstance(entry, FileEntry)
+        entry is not None
         and entry.build == build
-        and (folder / entry.file).is_file()
+        and (entry.file is None or (folder / entry.file).is_file())
         and entry.input_sha256 == inputs.sha256()
     )
 
 
-def _manifest(folder: Path, facts: dict[str, Any], suites: set[str]) -> Manifest:
-    """The manifest of the folder; a new one is of the cases' suite."""
-    found = read_manifest(folder) if (folder / MANIFEST).is_file() else None
-    suite = found.suite if found is not None else min(suites, default=PrefillEntry.suite)
-    if suite not in LARGEST_FOLDER or suites - {suite}:
-        raise RecordingRefused(
-            f"{folder} can't hold results of {' and '.join(sorted(suites | {suite}))}: a folder "
-            f"has those of one suite, {' or '.join(LARGEST_FOLDER)}"
-        )
-    if found is not None:
-        return found
-    build = facts["build"]
+def _manifest(folder: Path, suite: Suite, machine: dict[str, Any]) -> Manifest:
+    """The manifest of the folder, or a new one."""
+    if (folder / MANIFEST).is_file():
+        return read_manifest(folder)
     return Manifest(
         name="/".join(folder.resolve().parts[-2:]),
-        suite=suite,
-        source=f"{build['name']} {build['version']} on {facts['gpu']}",
+        suite=suite.name,
+        source=_records(suite).source(machine["build"], machine["gpu"]),
     )
 
 
-def _facts(implementation: Implementation, revision: str) -> dict[str, Any]:
+def _machine(kernel: Implementation, suite: Suite, revision: str) -> dict[str, Any]:
     """What every entry of a recording has in common."""
-    from compare.run.environment import environment
-
     found = environment()
     return {
-        "build": _build(implementation),
+        "build": _build(kernel, suite),
         "gpu": found.get("gpu", "none (CPU)"),
         "driver": found.get("driver", "none"),
         "torch": found.get("torch", "none"),
@@ -293,23 +262,9 @@ def _facts(implementation: Implementation, revision: str) -> dict[str, Any]:
     }
 
 
-def _build(implementation: Implementation) -> dict[str, str]:
+def _build(kernel: Implementation, suite: Suite) -> dict[str, str]:
     """Name and version of the kernel; this project's own implementations have its version."""
-    name = implementation.name
-    if name in ("flash_mla", "flash_mla-fp8"):
-        from torch_ref.cuda import flash_mla_adapter, flash_mla_sparse_decode
-
-        adapter = flash_mla_adapter if name == "flash_mla" else flash_mla_sparse_decode
-        if build := adapter.find_build():
-            return {"name": build.name, "version": build.version}
-    if name.startswith("flashinfer-"):
-        from torch_ref.cuda.flashinfer_adapter import version as flashinfer_version
-
-        return {"name": "flashinfer-python", "version": flashinfer_version()}
-    if name == "vllm":
-        from torch_ref.cuda.vllm_adapter import version as vllm_version
-
-        return {"name": name, "version": vllm_version() or "unknown"}
-    from compare.protocol.version import version
-
-    return {"name": name, "version": version()}
+    offer = suite.offer(kernel.name)  # a worker's results are those of what the suite offers
+    asked = kernel if offer is None else offer.implementation(None)
+    found = distribution(asked)
+    return {"name": kernel.name, "version": version()} if found is None else found._asdict()

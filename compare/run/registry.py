@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import cast
 
 from compare.goldens import files
+from compare.goldens.implementation import GoldenImplementation
 from compare.protocol.implementation import Implementation, UnknownImplementation
 from compare.protocol.suite import Offer
-from compare.recording.golden import GoldenImplementation
 from compare.run.together import Together
 from compare.suites.table import SUITES
 
@@ -89,7 +89,7 @@ def in_process(name: str, device: str | None = None) -> Implementation:
     if name in TABLE:
         return TABLE[name].make(device)
     if name.startswith(GOLDEN) and name.removeprefix(GOLDEN) in files.available():
-        return cast(Implementation, GoldenImplementation(name.removeprefix(GOLDEN)))
+        return cast(Implementation, GoldenImplementation(name.removeprefix(GOLDEN), SUITES))
     if user.is_user_name(name):
         return user.UserImplementation(user.load(name), name, device)
     raise UnknownImplementation(_nothing_called(name))

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from compare.protocol import arrays as convert
+from compare.protocol.implementation import Distribution
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
 from compare.suites.dcp_decode.implementation import DcpDecode
@@ -31,9 +32,13 @@ class CudaDcpDecode(DcpDecode):
         """What every call of the adapter is given."""
         return {}
 
+    def distribution(self) -> Distribution | None:
+        """The package of the kernel that runs."""
+        raise NotImplementedError
+
     def build(self) -> tuple[str, ...]:
         """Which build runs, in a sentence."""
-        return ()
+        raise NotImplementedError
 
     def unavailable(self) -> str | None:
         if self.device == "cpu":
@@ -73,8 +78,12 @@ class FlashMlaDecode(CudaDcpDecode):
     def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
         return {"page_size": case.page, **_dtypes(case), "sm_scale": case.scale}
 
-    def build(self) -> tuple[str, ...]:
+    def distribution(self) -> Distribution | None:
         build = self.adapter().find_build()
+        return None if build is None else Distribution(build.name, build.version)
+
+    def build(self) -> tuple[str, ...]:
+        build = self.distribution()
         return () if build is None else (f"FlashMLA build: {build.name} {build.version}",)
 
 
@@ -107,8 +116,11 @@ class FlashInferDecode(CudaDcpDecode):
     def asked(self, case: DcpDecodeCase) -> dict[str, Any]:
         return {**_dtypes(case), "sm_scale": case.scale}
 
+    def distribution(self) -> Distribution:
+        return Distribution("flashinfer-python", self.adapter().version())
+
     def build(self) -> tuple[str, ...]:
-        return (f"FlashInfer {self.adapter().version()}, backend {self._backend}",)
+        return (f"FlashInfer {self.distribution().version}, backend {self._backend}",)
 
 
 class FlashInferCuteDsl(CudaDcpDecode):
@@ -130,10 +142,13 @@ class FlashInferCuteDsl(CudaDcpDecode):
             "sm_scale": case.scale,
         }
 
-    def build(self) -> tuple[str, ...]:
+    def distribution(self) -> Distribution:
         from torch_ref.cuda.flashinfer_adapter import version
 
-        return (f"FlashInfer {version()}, backend cute-dsl",)
+        return Distribution("flashinfer-python", version())
+
+    def build(self) -> tuple[str, ...]:
+        return (f"FlashInfer {self.distribution().version}, backend cute-dsl",)
 
 
 def _dtypes(case: DcpDecodeCase) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
 from compare.suites.dcp_decode.catalogue import lines
 from compare.suites.dcp_decode.make import dcp_decode_inputs
+from compare.suites.dcp_decode.recorded import DcpDecodeRecords
 
 _JAX = "compare.suites.dcp_decode.jax_adapter:JaxDcpDecode"
 _CUDA = "compare.suites.dcp_decode.cuda_adapter"
@@ -54,4 +55,5 @@ SUITE = Suite(
         "golden:h200/flash_mla_decode",
         "golden:h200/flashinfer_fa3",
     ),
+    records=DcpDecodeRecords(),
 )

@@ -7,13 +7,14 @@ from typing import Any
 
 from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
 from compare.protocol.case import Case
-from compare.protocol.implementation import Unsupported
+from compare.protocol.implementation import Distribution, Unsupported
 from compare.protocol.inputs import Inputs, Result
 
 
 class Planner:
     """A chunk planner with the signature of plan_prefill_chunks. home: imports and gives it;
-    reason: why it can't run here; notes: what a report should say about it."""
+    reason: why it can't run here; notes: what a report should say about it; distribution: the
+    package that it is from, None: this project's."""
 
     suites = frozenset({"prefill-plan"})
 
@@ -24,11 +25,13 @@ class Planner:
         *,
         reason: Callable[[], str | None] = lambda: None,
         notes: Callable[[], tuple[str, ...]] = tuple,
+        distribution: Callable[[], Distribution | None] = lambda: None,
     ) -> None:
         self.name = name
         self._home = home
         self._notes = notes
         self.unavailable = reason
+        self.distribution = distribution
 
     def supports(self, case: Case) -> str | None:
         if case.suite not in self.suites:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from compare.protocol.implementation import Distribution
 from compare.suites.prefill_plan.planner import Planner
 
 
@@ -52,4 +53,9 @@ def vllm_planner(name: str, device: str | None = None) -> Planner:
 
         return (f"vLLM {vllm_adapter.version()}",)
 
-    return Planner(name, home, reason=reason, notes=notes)
+    def distribution() -> Distribution:
+        from torch_ref.cuda import vllm_adapter
+
+        return Distribution("vllm", vllm_adapter.version() or "unknown")
+
+    return Planner(name, home, reason=reason, notes=notes, distribution=distribution)

@@ -7,6 +7,7 @@ from compare.protocol.suite import Offer, Suite
 from compare.suites.prefill_plan.case import PrefillPlanCase
 from compare.suites.prefill_plan.catalogue import RECORDED, lines
 from compare.suites.prefill_plan.make import prefill_plan_inputs
+from compare.suites.prefill_plan.recorded import PrefillPlanRecords
 
 _PLANNERS = "compare.suites.prefill_plan.planners"
 
@@ -45,4 +46,5 @@ SUITE = Suite(
     ),
     candidates=("jax-planner", "torch-planner"),
     references=(f"golden:{RECORDED}", "vllm"),
+    records=PrefillPlanRecords(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol import arrays as convert
+from compare.protocol.implementation import Distribution
 from compare.suites.sparse_prefill.case import SparsePrefillCase
 from compare.suites.sparse_prefill.implementation import SparsePrefill
 from compare.suites.sparse_prefill.torch_adapter import torch_arguments
@@ -23,6 +24,12 @@ class FlashMla(SparsePrefill):
         from torch_ref.cuda import flash_mla_adapter
 
         flash_mla_adapter.find_build()
+
+    def distribution(self) -> Distribution | None:
+        from torch_ref.cuda import flash_mla_adapter
+
+        build = flash_mla_adapter.find_build()
+        return None if build is None else Distribution(build.name, build.version)
 
     def refuses(self, case: SparsePrefillCase) -> str | None:
         from torch_ref.cuda import flash_mla_adapter
@@ -51,7 +58,7 @@ class FlashMla(SparsePrefill):
         result, notes = flash_mla_adapter.sparse_prefill(
             *arguments, **options, allow_empty=allow_empty
         )
-        build = flash_mla_adapter.find_build()
+        build = self.distribution()
         found = () if build is None else (f"FlashMLA build: {build.name} {build.version}",)
         return SparsePrefillResult(
             out=convert.to_numpy(result.out),

@@ -7,6 +7,7 @@ from compare.protocol.suite import Offer, Suite
 from compare.suites.sparse_prefill.case import SparsePrefillCase
 from compare.suites.sparse_prefill.catalogue import lines
 from compare.suites.sparse_prefill.make import sparse_prefill_inputs
+from compare.suites.sparse_prefill.recorded import SparsePrefillRecords
 
 _JAX = "compare.suites.sparse_prefill.jax_adapter:JaxSparsePrefill"
 
@@ -41,4 +42,5 @@ SUITE = Suite(
     ),
     candidates=("pallas", "xla", "pallas-interpret"),
     references=("flash_mla", "golden:h200/flash_mla"),
+    records=SparsePrefillRecords(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from compare.protocol.implementation import Distribution
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import WIDTH, V4PrefillCase
 from compare.suites.v4_prefill.implementation import V4Prefill
@@ -25,9 +26,13 @@ class _FlashMla(V4Prefill):
     def warm_up(self) -> None:
         self.adapter().find_build()
 
+    def distribution(self) -> Distribution | None:
+        build = self.adapter().find_build()
+        return None if build is None else Distribution(build.name, build.version)
+
     def build(self) -> tuple[str, ...]:
         """Which build runs, in a sentence."""
-        build = self.adapter().find_build()
+        build = self.distribution()
         return () if build is None else (f"FlashMLA build: {build.name} {build.version}",)
 
 

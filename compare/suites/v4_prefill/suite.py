@@ -7,6 +7,7 @@ from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import V4PrefillCase
 from compare.suites.v4_prefill.catalogue import lines
 from compare.suites.v4_prefill.make import v4_prefill_inputs
+from compare.suites.v4_prefill.recorded import V4PrefillRecords
 
 _JAX = "compare.suites.v4_prefill.jax_adapter:JaxV4Prefill"
 _CUDA = "compare.suites.v4_prefill.cuda_adapter"
@@ -61,4 +62,5 @@ SUITE = Suite(
         "pallas-fused-interpret",
     ),
     references=("flash_mla", "golden:h200/flash_mla_v4", "golden:h200/flash_mla_fp8"),
+    records=V4PrefillRecords(),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compare.houses.torch_backend import torch_device
+from compare.protocol.implementation import Distribution
 from compare.suites.v4_stages.call import V4StagesResult
 from compare.suites.v4_stages.case import V4StagesCase
 from compare.suites.v4_stages.implementation import V4Stages
@@ -18,6 +19,11 @@ class VllmStages(V4Stages):
         from torch_ref.cuda import vllm_stages
 
         return vllm_stages.unsupported_reason("combine")
+
+    def distribution(self) -> Distribution:
+        from torch_ref.cuda import vllm_adapter
+
+        return Distribution("vllm", vllm_adapter.version() or "unknown")
 
     def refuses(self, case: V4StagesCase) -> str | None:
         from torch_ref.cuda import vllm_stages

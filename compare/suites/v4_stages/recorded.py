@@ -9,41 +9,68 @@ changed; where all rows before were equal, ``in.workspace`` is one of them.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from compare.goldens.files import read_entry
-from compare.goldens.format import (
-    DamagedGolden,
-    StagesEntry,
-    UnknownGolden,
-    find_golden,
-    read_manifest,
-)
-from compare.protocol.inputs import Inputs
+from compare.goldens.files import known_folder, read_entry
+from compare.goldens.format import DamagedGolden, UnknownGolden, read_manifest
+from compare.protocol.inputs import Inputs, Result
+from compare.protocol.records import Incomplete, Records, Stored
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.case import V4StagesCase
 
 _SHAPE = "workspace_shape"
 
 
+class V4StagesRecords(Records):
+    """A stage's arrays, and its inputs where the case line is the number of a recorded call."""
+
+    largest_folder = 1_000_000
+    ending = "_stages"
+
+    def keep(self, inputs: Inputs, result: Result) -> Stored:
+        assert isinstance(inputs, V4StagesInputs) and isinstance(result, V4StagesResult)
+        case = inputs.case
+        recorded = isinstance(case, V4StagesCase) and case.recorded
+        return stored_call(inputs, result, with_inputs=recorded)
+
+    def restore(self, inputs: Inputs, stored: Stored, notes: tuple[str, ...]) -> V4StagesResult:
+        assert isinstance(inputs, V4StagesInputs)
+        found = {
+            name.partition(".")[2]: _widened(array)
+            for name, array in stored.tensors.items()
+            if name.startswith("out.")
+        }
+        if found.keys() & {"rows", "values"}:
+            before = inputs.arguments.get("workspace")
+            if not isinstance(before, np.ndarray) or found.keys() != {"rows", "values"}:
+                raise Incomplete("a gather has out.rows and out.values, and a workspace before it")
+            workspace = before.copy()
+            workspace.reshape(-1, before.shape[-1])[found["rows"]] = found["values"]
+            found = {"workspace": workspace}
+        return V4StagesResult(arrays=found, notes=notes)
+
+    def source(self, build: Mapping[str, str], place: str) -> str:
+        return f"{build['name']} {build['version']}, its own stage functions run on {place}"
+
+
 def recorded_inputs(name: str, case: V4StagesCase) -> V4StagesInputs:
     """The arguments of a recorded call. name: DEVICE/KERNEL. UnknownGolden where there is no such
     call, DamagedGolden where a hash differs.
     """
-    folder = find_golden(name)
-    if folder is None:
-        raise UnknownGolden(f"{case}: there are no recorded results {name}")
+    try:
+        folder = known_folder(name)
+    except UnknownGolden as error:
+        raise UnknownGolden(f"{case}: {error}") from None
     manifest = read_manifest(folder)
     entry = manifest.entry(str(case))
     if entry is None:
-        same = sum(getattr(e, "stage", None) == case.stage for e in manifest.entries)
+        same = sum(e.facts.get("stage") == case.stage for e in manifest.entries)
         raise UnknownGolden(f"{case}: {name} holds {same} calls of stage={case.stage}")
-    assert isinstance(entry, StagesEntry)
     tensors = read_entry(folder, entry)
-    numbers = dict(entry.numbers)
+    numbers = dict(entry.facts["numbers"])
     shape = numbers.pop(_SHAPE, None)
     given: dict[str, Any] = dict(numbers)
     for stored, array in tensors.items():
@@ -53,44 +80,26 @@ def recorded_inputs(name: str, case: V4StagesCase) -> V4StagesInputs:
     if shape is not None:
         whole = tuple(map(int, str(shape).split("x")))
         given["workspace"] = np.broadcast_to(given["workspace"], whole).copy()
-    inputs = V4StagesInputs(stage=entry.stage, arguments=given, case=case)
+    inputs = V4StagesInputs(stage=case.stage, arguments=given, case=case)
     if inputs.sha256() != entry.input_sha256:
         raise DamagedGolden(
-            f"{folder / entry.file} is damaged: its inputs have SHA-256 {inputs.sha256()[:12]} "
-            f"where the manifest says {entry.input_sha256[:12]}"
+            f"{folder / str(entry.file)} is damaged: its inputs have SHA-256 "
+            f"{inputs.sha256()[:12]} where the manifest says {str(entry.input_sha256)[:12]}"
         )
     return inputs
 
 
-def recorded_result(
-    folder: Path, entry: StagesEntry, inputs: Inputs, notes: tuple[str, ...]
-) -> V4StagesResult:
-    """The recorded result of `inputs`, which are those of the entry. DamagedGolden where a hash
-    differs."""
-    assert isinstance(inputs, V4StagesInputs)
-    stored = read_entry(folder, entry)
-    found = {n.partition(".")[2]: _widened(a) for n, a in stored.items() if n.startswith("out.")}
-    if "values" in found:
-        before = inputs.arguments["workspace"]
-        assert isinstance(before, np.ndarray)
-        workspace = before.copy()
-        workspace.reshape(-1, before.shape[-1])[found.pop("rows")] = found.pop("values")
-        found["workspace"] = workspace
-    return V4StagesResult(arrays=found, notes=notes)
-
-
-def stored_call(
-    inputs: V4StagesInputs, result: V4StagesResult, *, with_inputs: bool
-) -> tuple[dict[str, np.ndarray], dict[str, int | str | None]]:
-    """The tensors of a call's file, and the numbers of its entry."""
+def stored_call(inputs: V4StagesInputs, result: V4StagesResult, *, with_inputs: bool) -> Stored:
+    """What is kept of a call, with or without its inputs."""
     tensors = {f"out.{name}": _narrowed(array) for name, array in result.arrays.items()}
     numbers: dict[str, int | str | None] = {}
+    facts = {"stage": inputs.stage, "numbers": numbers}
     before = inputs.arguments.get("workspace")
     if isinstance(before, np.ndarray):
         after = tensors.pop("out.workspace")
         tensors |= _changed(before, after)
     if not with_inputs:
-        return tensors, numbers
+        return Stored(tensors=tensors, facts=facts)
     for name, value in inputs.arguments.items():
         if isinstance(value, np.ndarray):
             tensors[f"in.{name}"] = _narrowed(value)
@@ -101,7 +110,7 @@ def stored_call(
         if (bits == bits[0]).all():
             tensors["in.workspace"] = before.reshape(-1, before.shape[-1])[:1]
             numbers[_SHAPE] = "x".join(map(str, before.shape))
-    return tensors, numbers
+    return Stored(tensors=tensors, facts=facts, holds_inputs=True)
 
 
 def _changed(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:

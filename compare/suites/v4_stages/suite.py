@@ -7,6 +7,7 @@ from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.case import V4StagesCase
 from compare.suites.v4_stages.catalogue import lines
 from compare.suites.v4_stages.make import RECORDED, v4_stages_inputs
+from compare.suites.v4_stages.recorded import V4StagesRecords
 
 _JAX = "compare.suites.v4_stages.jax_adapter:JaxV4Stages"
 
@@ -27,4 +28,5 @@ SUITE = Suite(
     ),
     candidates=("pallas", "xla", "pallas-interpret"),
     references=(f"golden:{RECORDED}", "vllm"),
+    records=V4StagesRecords(),
 )

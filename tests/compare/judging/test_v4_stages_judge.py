@@ -279,14 +279,15 @@ def test_arguments_that_name_no_place_are_refused():
 
 
 def test_results_recorded_from_the_engine_are_what_the_rules_ask_for():
-    from compare.goldens.format import find_golden, read_manifest
-    from compare.suites.v4_stages.recorded import recorded_result
+    from compare.goldens.implementation import GoldenImplementation
+    from compare.suites.table import SUITES
 
-    folder = find_golden("engine/vllm-0.33.0-stages")
-    assert folder is not None
-    entries = read_manifest(folder).entries
+    recorded = GoldenImplementation("engine/vllm-0.33.0-stages", SUITES)
+    entries = recorded.manifest.entries
     assert len(entries) == 42
     for entry in entries:
         inputs = inputs_of(entry.case)
-        verdict = judge(inputs, recorded_result(folder, entry, inputs, ()))
+        result = recorded.run(inputs)
+        assert isinstance(result, V4StagesResult)
+        verdict = judge(inputs, result)
         assert verdict.status is Status.PASS, f"{entry.case}: {verdict.reason}"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from compare.goldens.files import golden_cases
+from compare.goldens.implementation import GoldenImplementation
 from compare.isolation.transfer import fingerprint
 from compare.protocol.implementation import Unsupported
-from compare.recording.golden import GoldenImplementation
 from compare.run import registry
-from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 from compare.suites.v4_prefill.call import V4PrefillInputs
 from compare.suites.v4_prefill.jax_adapter import JaxV4Prefill
 from compare.suites.v4_prefill.plan import given_plan
@@ -95,7 +95,7 @@ def test_torch_gives_a_stage_for_each_chunk() -> None:
 @pytest.mark.parametrize("line", golden_cases(RECORDED))
 def test_torch_gives_what_the_engine_s_own_stages_gave(line: str) -> None:
     inputs = stage_of(line)
-    expected = GoldenImplementation(RECORDED).run(inputs)
+    expected = GoldenImplementation(RECORDED, SUITES).run(inputs)
     found = TorchV4Stages("torch", "cpu").run(inputs)
     assert isinstance(expected, V4StagesResult)
     assert expected.arrays.keys() == found.arrays.keys()

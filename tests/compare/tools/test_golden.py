@@ -14,14 +14,14 @@ import compare
 from compare.generate import streams
 from compare.goldens.files import available, golden_cases
 from compare.goldens.format import DamagedGolden, UnknownGolden, write_manifest
+from compare.goldens.implementation import GoldenImplementation
 from compare.judging.attention_call import SparsePrefillInputs
 from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation, Unsupported
 from compare.protocol.tensor_file import read_tensors, tensor_bytes
-from compare.recording.golden import GoldenImplementation
 from compare.recording.record import record
 from compare.run import registry
-from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 
 LINE = "sparse-prefill:s_q=2,s_kv=100,h=4,topk=64,sink=mixed,seed=1"
 NAME = "cpu/eager"
@@ -55,7 +55,7 @@ def rewrite(folder: Path, **changes) -> None:
 
 
 def test_it_is_an_implementation(folder):
-    assert isinstance(GoldenImplementation(NAME), Implementation)
+    assert isinstance(GoldenImplementation(NAME, SUITES), Implementation)
 
 
 @pytest.mark.parametrize("tensor", ["out", "lse", "max_logits", "out_rows"])
@@ -65,33 +65,33 @@ def test_one_flipped_bit_of_a_tensor_is_found(folder, inputs, tensor):
     damaged.view(np.uint8).reshape(-1)[5] ^= 1
     rewrite(folder, **{tensor: damaged})
     with pytest.raises(DamagedGolden, match=f"{case_file(folder).name} is damaged: {tensor} has"):
-        GoldenImplementation(NAME).run(inputs)
+        GoldenImplementation(NAME, SUITES).run(inputs)
 
 
 def test_another_shape_is_found(folder, inputs):
     tensors, _ = read_tensors(case_file(folder))
     rewrite(folder, lse=tensors["lse"].reshape(4, 2))
     with pytest.raises(DamagedGolden, match=r"lse is float32 \[4, 2\] where .* float32 \[2, 4\]"):
-        GoldenImplementation(NAME).run(inputs)
+        GoldenImplementation(NAME, SUITES).run(inputs)
 
 
 def test_a_missing_tensor_is_found(folder, inputs):
     rewrite(folder, lse=None)
     with pytest.raises(DamagedGolden, match="holds the tensors max_logits, out, out_rows"):
-        GoldenImplementation(NAME).run(inputs)
+        GoldenImplementation(NAME, SUITES).run(inputs)
 
 
 def test_a_cut_file_is_found(folder, inputs):
     content = case_file(folder).read_bytes()
     case_file(folder).write_bytes(content[: len(content) // 2])
     with pytest.raises(DamagedGolden, match="isn't a readable safetensors file"):
-        GoldenImplementation(NAME).run(inputs)
+        GoldenImplementation(NAME, SUITES).run(inputs)
 
 
 def test_a_missing_file_is_found(folder, inputs):
     case_file(folder).unlink()
     with pytest.raises(DamagedGolden, match="there is no such file"):
-        GoldenImplementation(NAME).run(inputs)
+        GoldenImplementation(NAME, SUITES).run(inputs)
 
 
 def test_an_entry_that_was_changed_by_hand_is_found(folder, inputs):
@@ -99,11 +99,9 @@ def test_an_entry_that_was_changed_by_hand_is_found(folder, inputs):
     words = json.loads(manifest.read_text())
     words["entries"][0]["gpu"] = "another"
     manifest.write_text(json.dumps(words))
-    golden = GoldenImplementation(NAME)
+    golden = GoldenImplementation(NAME, SUITES)
     assert golden.supports(parse_case(LINE)) is None  # it isn't passed over as unsupported
-    with pytest.raises(
-        DamagedGolden, match=r"manifest\.json is damaged: the entry of sparse-prefil"
-    ):
+    with pytest.raises(DamagedGolden, match=r"manifest\.json is damaged: its content has the seal"):
         golden.run(inputs)
 
 
@@ -130,7 +128,7 @@ def test_a_manifest_that_lost_an_entry_or_was_edited_in_its_head_is_found(
     folder, change: Callable[[dict], None]
 ):
     plans = "engine/vllm-0.33.0"
-    shipped = GoldenImplementation(plans).manifest
+    shipped = GoldenImplementation(plans, SUITES).manifest
     some = dataclasses.replace(shipped, entries=shipped.entries[:3])
     own = folder.parents[1] / plans
     write_manifest(own, some)
@@ -138,7 +136,7 @@ def test_a_manifest_that_lost_an_entry_or_was_edited_in_its_head_is_found(
     words = json.loads((own / "manifest.json").read_text())
     change(words)
     (own / "manifest.json").write_text(json.dumps(words))
-    with pytest.raises(DamagedGolden, match="one was lost, added or changed"):
+    with pytest.raises(DamagedGolden, match="an entry was changed, lost or added"):
         golden_cases(plans)
 
 
@@ -153,7 +151,7 @@ def test_a_manifest_without_its_seal_is_found(folder):
 def test_a_folder_whose_manifest_is_missing_is_named_and_not_passed_over(folder, inputs):
     (folder / "manifest.json").unlink()
     assert NAME in available()
-    golden = GoldenImplementation(NAME)
+    golden = GoldenImplementation(NAME, SUITES)
     assert golden.supports(parse_case(LINE)) is None
     with pytest.raises(DamagedGolden, match=r"manifest\.json can't be read .*No such file"):
         golden.run(inputs)
@@ -164,8 +162,8 @@ def test_a_folder_whose_manifest_is_missing_is_named_and_not_passed_over(folder,
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 9, "entries": []}'])
 def test_a_manifest_that_is_none_is_found(folder, inputs, text):
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(DamagedGolden, match=r"manifest\.json (can't be read|has format 9)"):
-        GoldenImplementation(NAME).run(inputs)
+    with pytest.raises(DamagedGolden, match=r"manifest\.json (can't be read|has format [19])"):
+        GoldenImplementation(NAME, SUITES).run(inputs)
     with pytest.raises(DamagedGolden):
         golden_cases(NAME)
 
@@ -175,18 +173,18 @@ def test_other_inputs_are_found(folder, inputs, name):
     changed = np.array(getattr(inputs, name))
     changed.view(np.uint8).reshape(-1)[0] ^= 1
     with pytest.raises(DamagedGolden, match="it isn't the same case"):
-        GoldenImplementation(NAME).run(dataclasses.replace(inputs, **{name: changed}))
+        GoldenImplementation(NAME, SUITES).run(dataclasses.replace(inputs, **{name: changed}))
 
 
 def test_another_generator_is_found(folder, inputs, monkeypatch):
     monkeypatch.setattr(streams, "GENERATOR_VERSION", "next")
     with pytest.raises(DamagedGolden, match="and this one has version next: record the case again"):
-        GoldenImplementation(NAME).run(inputs)
+        GoldenImplementation(NAME, SUITES).run(inputs)
 
 
 def test_a_case_that_was_not_recorded_is_unsupported_with_the_reason(folder, inputs):
     other: Case = parse_case("sparse-prefill:s_q=1,h=4")
-    golden = GoldenImplementation(NAME)
+    golden = GoldenImplementation(NAME, SUITES)
     reason = golden.supports(other)
     assert reason == "no result of this case is recorded in cpu/eager"
     with pytest.raises(Unsupported, match="is recorded in cpu/eager"):
@@ -197,7 +195,7 @@ def test_a_case_that_was_not_recorded_is_unsupported_with_the_reason(folder, inp
 
 def test_an_unknown_name_says_which_there_are(folder):
     with pytest.raises(UnknownGolden, match="recorded for: cpu/eager"):
-        GoldenImplementation("h100/flash_mla")
+        GoldenImplementation("h100/flash_mla", SUITES)
 
 
 def test_golden_cases_are_the_lines_of_the_manifest(folder):
@@ -217,7 +215,7 @@ def test_results_of_one_s_own_leave_the_shipped_ones_in_place(folder):
 
 def test_one_s_own_folder_goes_before_one_of_the_same_name(folder):
     plans = "engine/vllm-0.33.0"
-    shipped = GoldenImplementation(plans).manifest
+    shipped = GoldenImplementation(plans, SUITES).manifest
     some = dataclasses.replace(shipped, entries=shipped.entries[:2])
     write_manifest(folder.parents[1] / plans, some)
     assert golden_cases(plans) == tuple(entry.case for entry in some.entries)

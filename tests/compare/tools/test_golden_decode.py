@@ -8,19 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare.goldens.format import DamagedGolden, DecodeEntry, array_sha256, read_manifest
+from compare.goldens.format import DamagedGolden, array_sha256, read_manifest
+from compare.goldens.implementation import GoldenImplementation
 from compare.protocol.case import Case
 from compare.protocol.inputs import Inputs
-from compare.recording.golden import GoldenImplementation
-from compare.recording.record import LARGEST_FOLDER, RecordingRefused, record
-from compare.recording.rows import SHARES, choose_rows, row_budget, special_rows
+from compare.recording.record import RecordingRefused, record
 from compare.run import registry
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
-from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.dcp_decode.recorded import DcpDecodeRecords
+from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 
 RANK = "dcp-decode:lens=37+5,q=3+2,h=6,world=2,rank=1,pad_rows=2,seed=1"
 ALL = "dcp-decode:lens=70+9,q=2+1,h=4,world=4,rank=all,data=flat,seed=2"
+RECORDS = DcpDecodeRecords()
 PAGE = "dcp-decode:lens=70,q=2,h=4,page=32,seed=3"
 
 
@@ -58,7 +59,7 @@ def test_a_recording_comes_back_as_it_was_and_what_is_not_served_is_skipped(fold
     assert done.recorded == (RANK, ALL)
     assert done.skipped == {PAGE: "page = 32: it takes pages of 64 keys"}
     assert lines[1] == f"2/3 skipped {PAGE}: page = 32: it takes pages of 64 keys"
-    golden = GoldenImplementation("cpu/eager_decode")
+    golden = GoldenImplementation("cpu/eager_decode", SUITES)
     assert golden.suites == {"dcp-decode"}
     assert golden.supports(parse_case(PAGE)) is not None
     for line in (RANK, ALL):
@@ -74,10 +75,10 @@ def test_the_manifest_is_of_its_suite_and_says_what_was_recorded(folder, clean_t
     record(PagesOf64(), [RANK], folder)
     manifest = read_manifest(folder)
     (entry,) = manifest.entries
-    assert manifest.suite == "dcp-decode" and isinstance(entry, DecodeEntry)
+    assert manifest.suite == "dcp-decode" and entry.facts["parts"] == "float32"
     assert sorted(entry.tensors) == ["lse", "out", "out_rows"]
     assert entry.input_sha256 == inputs_of(RANK).sha256()
-    assert entry.out_sha256 == array_sha256(PagesOf64().run(inputs_of(RANK)).out)
+    assert entry.facts["out_sha256"] == array_sha256(PagesOf64().run(inputs_of(RANK)).out)
     assert record(PagesOf64(), [RANK], folder).kept == (RANK,)
 
 
@@ -114,7 +115,7 @@ def test_other_inputs_than_the_recorded_are_damage(folder, clean_tree):
     assert inputs.shards is not None
     inputs.shards[1].q[0, 0, 0] = 1
     with pytest.raises(DamagedGolden, match="it isn't the same case"):
-        GoldenImplementation("cpu/eager_decode").run(inputs)
+        GoldenImplementation("cpu/eager_decode", SUITES).run(inputs)
 
 
 def test_padding_rows_without_keys_and_others_without_a_finite_lse_are_special():
@@ -122,21 +123,21 @@ def test_padding_rows_without_keys_and_others_without_a_finite_lse_are_special()
     lse = np.zeros((7, 2), np.float32)
     lse[4, 1] = np.nan
     lse[0] = -np.inf
-    kinds = special_rows(inputs, lse)
+    kinds = RECORDS.special_rows(inputs, lse)
     assert {kind: np.flatnonzero(rows.reshape(-1)).tolist() for kind, rows in kinds.items()} == {
         "padding": [10, 11, 12, 13],
         "no key": [0, 1, 2, 3, 4, 5],
         "lse not finite": [9],
     }
-    rows, special = choose_rows(inputs, lse, seed=0, budget=12)
+    rows, special = RECORDS.choose_rows(inputs, lse, seed=0, budget=12)
     assert special == 11 and len(rows) == 12
 
 
 def test_a_draft_block_s_tokens_all_see_the_last_key():
     inputs = inputs_of("dcp-decode:lens=2,q=2,h=1,world=2,rank=1,causal=0")
-    assert special_rows(inputs, np.zeros((2, 1), np.float32)) == {}
+    assert RECORDS.special_rows(inputs, np.zeros((2, 1), np.float32)) == {}
     causal = inputs_of("dcp-decode:lens=2,q=2,h=1,world=2,rank=1")
-    assert special_rows(causal, np.zeros((2, 1), np.float32))["no key"].tolist() == [
+    assert RECORDS.special_rows(causal, np.zeros((2, 1), np.float32))["no key"].tolist() == [
         [True],
         [False],
     ]
@@ -148,10 +149,10 @@ def test_the_default_cases_of_two_kernels_fit_into_four_megabytes():
     flashinfer = [c for c in cases if c.q_dtype == "bf16" and c.scale > 0]
     assert max(map(most_bytes, cases)) < 48_000
     folders = [sum(map(most_bytes, served)) for served in (flash_mla, flashinfer)]
-    assert max(folders) < LARGEST_FOLDER["dcp-decode"]
+    assert max(folders) < RECORDS.largest_folder
     assert sum(folders) < 4_000_000
 
 
 def most_bytes(case: DcpDecodeCase) -> int:
     rows = case.tokens * case.h
-    return row_budget(rows, SHARES[DcpDecodeInputs]) * (1024 + 4) + rows * 4 + 1000
+    return RECORDS.share.rows(rows) * (1024 + 4) + rows * 4 + 1000

@@ -9,10 +9,10 @@ import pytest
 
 import torch_ref.planning
 from compare.goldens.files import available, golden_cases
-from compare.goldens.format import PlanEntry, read_manifest, write_manifest
+from compare.goldens.format import read_manifest, write_manifest
+from compare.goldens.implementation import GoldenImplementation
 from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
-from compare.recording.golden import GoldenImplementation
-from compare.suites.table import make_inputs, parse_case
+from compare.suites.table import SUITES, make_inputs, parse_case
 from jax_impl.planning import plan_prefill_chunks
 
 NAME = "engine/vllm-0.33.0"
@@ -22,7 +22,7 @@ CASES = golden_cases(NAME)
 def recorded(line: str) -> tuple[PrefillPlanInputs, tuple[PlanChunk, ...]]:
     inputs = make_inputs(parse_case(line))
     assert isinstance(inputs, PrefillPlanInputs)
-    plan = GoldenImplementation(NAME).run(inputs)
+    plan = GoldenImplementation(NAME, SUITES).run(inputs)
     assert isinstance(plan, PlanResult)
     return inputs, plan.chunks
 
@@ -74,8 +74,8 @@ def test_a_changed_plan_breaks_its_seal(tmp_path: Path, monkeypatch: pytest.Monk
     manifest = read_manifest(Path(__file__).parents[3] / "goldens" / NAME)
     write_manifest(tmp_path / NAME, dataclasses.replace(manifest, entries=manifest.entries[:2]))
     path = tmp_path / NAME / "manifest.json"
-    assert isinstance(manifest.entries[0], PlanEntry)
+    assert manifest.entries[0].file is None
     path.write_text(path.read_text().replace("1454, 1695", "1454, 1696"))
     monkeypatch.setenv("MLA_CROSSCHECK_GOLDENS", str(tmp_path))
-    with pytest.raises(Exception, match="is damaged: the entry of prefill-plan:seq=5817"):
-        GoldenImplementation(NAME).run(make_inputs(parse_case(manifest.entries[0].case)))
+    with pytest.raises(Exception, match="is damaged: its content has the seal"):
+        GoldenImplementation(NAME, SUITES).run(make_inputs(parse_case(manifest.entries[0].case)))

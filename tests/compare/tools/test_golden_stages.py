@@ -14,20 +14,20 @@ import pytest
 from compare.goldens.files import golden_cases, read_entry
 from compare.goldens.format import (
     DamagedGolden,
+    Entry,
     Manifest,
-    StagesEntry,
     UnknownGolden,
     read_manifest,
     write_manifest,
 )
+from compare.goldens.implementation import GoldenImplementation
+from compare.protocol.records import Stored
 from compare.protocol.tensor_file import read_tensors, tensor_bytes, write_bytes
-from compare.recording.entry import stages_entry
-from compare.recording.golden import GoldenImplementation
-from compare.recording.record import LARGEST_FOLDER
-from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.recording.entry import entry_of
+from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.case import STAGES, V4StagesCase
-from compare.suites.v4_stages.recorded import recorded_inputs, recorded_result
+from compare.suites.v4_stages.recorded import V4StagesRecords, recorded_inputs, stored_call
 from compare.suites.v4_stages.torch_adapter import TorchV4Stages
 from tests.compare.cli.command_line import command_line
 
@@ -51,6 +51,18 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / NAME
 
 
+def kept(
+    line: str, inputs: V4StagesInputs, result: V4StagesResult, *, with_inputs: bool
+) -> tuple[Entry, bytes]:
+    stored = stored_call(inputs, result, with_inputs=with_inputs)
+    return entry_of(line, inputs, stored, (), FACTS)
+
+
+def read_back(folder: Path, entry: Entry, inputs: V4StagesInputs) -> V4StagesResult:
+    stored = Stored(tensors=read_entry(folder, entry), facts=entry.facts)
+    return V4StagesRecords().restore(inputs, stored, ())
+
+
 def stage_inputs(line: str) -> V4StagesInputs:
     made = make_inputs(parse_case(line))
     assert isinstance(made, V4StagesInputs)
@@ -63,14 +75,14 @@ def test_every_stage_has_its_recorded_calls() -> None:
     counts = collections.Counter(case.stage for case in cases)  # type: ignore[attr-defined]
     assert counts == {"combine": 30, "global_topk": 10, "gather": 2}
     assert set(cases) <= set(default_cases("v4-stages"))
-    assert all(type(entry) is StagesEntry for entry in read_manifest(HERE).entries)
-    assert sum(path.stat().st_size for path in HERE.iterdir()) < LARGEST_FOLDER["v4-stages"]
+    assert all("numbers" in entry.facts for entry in read_manifest(HERE).entries)
+    assert sum(path.stat().st_size for path in HERE.iterdir()) < V4StagesRecords.largest_folder
 
 
 def test_a_recorded_call_has_the_dtypes_that_the_stages_take() -> None:
     for line in golden_cases(NAME):
         inputs = stage_inputs(line)
-        found = GoldenImplementation(NAME).run(inputs)
+        found = GoldenImplementation(NAME, SUITES).run(inputs)
         assert isinstance(found, V4StagesResult)
         assert tuple(found.arrays) == STAGES[inputs.stage] or set(found.arrays) == set(
             STAGES[inputs.stage]
@@ -92,13 +104,13 @@ def test_a_recorded_call_has_the_dtypes_that_the_stages_take() -> None:
 )
 def test_one_flipped_bit_is_found(copy: Path, line: str, tensor: str) -> None:
     entry = read_manifest(copy).entry(line)
-    assert isinstance(entry, StagesEntry)
+    assert entry is not None and entry.file is not None
     tensors, metadata = read_tensors(copy / entry.file)
     damaged = tensors[tensor].copy()
     damaged.view(np.uint8).reshape(-1)[3] ^= 1
     (copy / entry.file).write_bytes(tensor_bytes({**tensors, tensor: damaged}, metadata))
     with pytest.raises(DamagedGolden, match=f"is damaged: {tensor} has SHA-256"):
-        GoldenImplementation(NAME).run(stage_inputs(line))
+        GoldenImplementation(NAME, SUITES).run(stage_inputs(line))
 
 
 def test_a_number_that_is_none_of_the_recorded_is_answered_with_how_many_there_are() -> None:
@@ -110,7 +122,7 @@ def test_other_arguments_than_the_recorded_are_damage() -> None:
     inputs = stage_inputs("v4-stages:stage=combine,record=0")
     other = dataclasses.replace(inputs, arguments={**inputs.arguments, "window": 9})
     with pytest.raises(DamagedGolden, match="it isn't the same case"):
-        GoldenImplementation(NAME).run(other)
+        GoldenImplementation(NAME, SUITES).run(other)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +138,9 @@ def test_other_arguments_than_the_recorded_are_damage() -> None:
 def test_a_call_comes_back_bit_for_bit(tmp_path: Path, line: str, with_inputs: bool) -> None:
     inputs = stage_inputs(line)
     result = TorchV4Stages("torch", "cpu").run(inputs)
-    entry, content = stages_entry(line, inputs, result, FACTS, with_inputs=with_inputs)
-    assert isinstance(entry, StagesEntry)
-    write_bytes(tmp_path / entry.file, content)
-    back = recorded_result(tmp_path, entry, inputs, ())
+    entry, content = kept(line, inputs, result, with_inputs=with_inputs)
+    write_bytes(tmp_path / str(entry.file), content)
+    back = read_back(tmp_path, entry, inputs)
     assert back.arrays.keys() == result.arrays.keys()
     for name, array in result.arrays.items():
         assert back.arrays[name].dtype == array.dtype
@@ -145,8 +156,8 @@ def test_stored_inputs_come_back_with_a_workspace_of_equal_rows(
     inputs = dataclasses.replace(given, arguments={**given.arguments, "workspace": nan}, case=None)
     result = TorchV4Stages("torch", "cpu").run(inputs)
     line = "v4-stages:stage=gather,record=5"
-    entry, content = stages_entry(line, inputs, result, FACTS, with_inputs=True)
-    write_bytes(tmp_path / "a/b" / entry.file, content)
+    entry, content = kept(line, inputs, result, with_inputs=True)
+    write_bytes(tmp_path / "a/b" / str(entry.file), content)
     manifest = Manifest(name="a/b", suite="v4-stages", source="", entries=(entry,))
     write_manifest(tmp_path / "a/b", manifest)
     monkeypatch.setenv("MLA_CROSSCHECK_GOLDENS", str(tmp_path))
@@ -155,7 +166,7 @@ def test_stored_inputs_come_back_with_a_workspace_of_equal_rows(
     back = recorded_inputs("a/b", case)
     assert back.sha256() == inputs.sha256()
     assert read_entry(tmp_path / "a/b", entry)["in.workspace"].shape == (1, 512)
-    found = recorded_result(tmp_path / "a/b", read_manifest(tmp_path / "a/b").entries[0], back, ())  # type: ignore[arg-type]
+    found = read_back(tmp_path / "a/b", read_manifest(tmp_path / "a/b").entries[0], back)
     assert found.arrays["workspace"].tobytes() == result.arrays["workspace"].tobytes()
 
 
@@ -163,12 +174,11 @@ def test_numbers_that_int16_does_not_hold_stay_int32(tmp_path: Path) -> None:
     inputs = V4StagesInputs(stage="global_topk", arguments={})
     slots = np.array([[40_000, -1], [3, 4]], np.int32)
     result = V4StagesResult(arrays={"slots": slots, "lengths": np.array([1, 2], np.int32)})
-    entry, content = stages_entry("v4-stages:stage=global_topk,record=0", inputs, result, FACTS)
-    assert isinstance(entry, StagesEntry)
+    entry, content = kept("v4-stages:stage=global_topk,record=0", inputs, result, with_inputs=False)
     assert entry.tensors["out.slots"].dtype == "int32"
     assert entry.tensors["out.lengths"].dtype == "int16"
-    write_bytes(tmp_path / entry.file, content)
-    back = recorded_result(tmp_path, entry, inputs, ())
+    write_bytes(tmp_path / str(entry.file), content)
+    back = read_back(tmp_path, entry, inputs)
     assert back.arrays["slots"].tolist() == slots.tolist()
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare.goldens.format import DamagedGolden, StagesEntry, V4PrefillEntry, read_manifest
+from compare.goldens.format import DamagedGolden, read_manifest
+from compare.goldens.implementation import GoldenImplementation
 from compare.protocol.case import Case
 from compare.protocol.inputs import Inputs
-from compare.recording.golden import GoldenImplementation
-from compare.recording.record import LARGEST_FOLDER, RecordingRefused, record
-from compare.recording.rows import SHARES, row_budget
+from compare.recording.record import RecordingRefused, record
 from compare.run import registry
-from compare.suites.table import default_cases, make_inputs, parse_case
+from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.recorded import V4PrefillRecords
 from tests.compare.cli.command_line import command_line
 
 FULL = "v4-prefill:seq=90+37+5,q=2+3+0,topk=8,h=6,sink=mixed"
@@ -56,7 +56,7 @@ def inputs_of(line: str) -> V4PrefillInputs:
 
 def test_a_recording_comes_back_as_it_was(folder: Path) -> None:
     assert record(EagerPath(), [FULL, EXACT], folder).recorded == (FULL, EXACT)
-    golden = GoldenImplementation("cpu/eager_v4")
+    golden = GoldenImplementation("cpu/eager_v4", SUITES)
     assert golden.suites == {"v4-prefill"}
     for line in (FULL, EXACT):
         whole, kept = EagerPath().run(inputs_of(line)), golden.run(inputs_of(line))
@@ -73,8 +73,8 @@ def test_a_kernel_without_max_logits_is_recorded_without_them(folder: Path) -> N
     without = EagerPath(lambda result: dataclasses.replace(result, max_logits=None))
     record(without, [FULL], folder)
     (entry,) = read_manifest(folder).entries
-    assert isinstance(entry, V4PrefillEntry) and sorted(entry.tensors) == ["lse", "out", "out_rows"]
-    found = GoldenImplementation("cpu/eager_v4").run(inputs_of(FULL))
+    assert sorted(entry.tensors) == ["lse", "out", "out_rows"]
+    found = GoldenImplementation("cpu/eager_v4", SUITES).run(inputs_of(FULL))
     assert isinstance(found, V4PrefillResult) and found.max_logits is None
 
 
@@ -89,7 +89,7 @@ def test_other_inputs_than_the_recorded_are_damage(folder: Path) -> None:
     inputs = inputs_of(FULL)
     inputs.swa_cache[0, 0] ^= 1
     with pytest.raises(DamagedGolden, match="it isn't the same case"):
-        GoldenImplementation("cpu/eager_v4").run(inputs)
+        GoldenImplementation("cpu/eager_v4", SUITES).run(inputs)
 
 
 def test_a_recorded_path_is_compared_with(folder: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_recorded_path_is_compared_with(folder: Path) -> None:
 def test_stages_are_recorded_from_a_batch_without_their_inputs(folder: Path) -> None:
     record("torch", [STAGE], folder, device="cpu")
     (entry,) = read_manifest(folder).entries
-    assert isinstance(entry, StagesEntry) and sorted(entry.tensors) == ["out.rows", "out.values"]
+    assert sorted(entry.tensors) == ["out.rows", "out.values"]
     words = ["run", STAGE, "--candidate", "torch", "--reference", "golden:cpu/eager_v4"]
     found = command_line(*words)
     assert found.status == 0, found.out
@@ -111,8 +111,8 @@ def test_stages_are_recorded_from_a_batch_without_their_inputs(folder: Path) -> 
 
 
 def test_two_kernels_results_of_the_default_cases_fit_their_share() -> None:
-    share, total = SHARES[V4PrefillInputs], 0
+    share, total = V4PrefillRecords.share, 0
     for case in default_cases("v4-prefill"):
         rows = case.tokens * case.h  # type: ignore[attr-defined]
-        total += rows * share.statistics + row_budget(rows, share) * 1024 + 1500
-    assert total < 600_000 < LARGEST_FOLDER["v4-prefill"]
+        total += rows * share.statistics + share.rows(rows) * 1024 + 1500
+    assert total < 600_000 < V4PrefillRecords.largest_folder

@@ -8,47 +8,41 @@ is a DamagedGolden, never a quiet result.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
+from compare.generate import streams
 from compare.goldens.files import known_folder, read_entry
-from compare.goldens.format import (
-    ENTRIES,
-    MANIFEST,
-    DamagedGolden,
-    DecodeEntry,
-    FileEntry,
-    Manifest,
-    PlanEntry,
-    StagesEntry,
-    TensorEntry,
-    V4PrefillEntry,
-    read_manifest,
-)
-from compare.judging.attention_call import SparsePrefillResult
-from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
+from compare.goldens.format import MANIFEST, DamagedGolden, Entry, Manifest, read_manifest
 from compare.protocol.case import Case
 from compare.protocol.implementation import Unsupported
 from compare.protocol.inputs import Inputs, Result
-from compare.suites.dcp_decode.call import DcpDecodeResult
-from compare.suites.v4_prefill.call import V4PrefillResult
-from compare.suites.v4_stages.recorded import recorded_result
+from compare.protocol.records import Incomplete, Stored
+from compare.protocol.suite import Suite
 
 
 class GoldenImplementation:
     """The recorded results of one kernel on one device, as something to compare with.
 
-    name: golden:DEVICE/KERNEL, of the first folder of `goldens_folders` that has it. A case that
-    runs chunk by chunk is answered whole.
+    name: golden:DEVICE/KERNEL, of the first folder of `goldens_folders` that has it. suites: those
+    whose results may be recorded. A case that runs chunk by chunk is answered whole.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, suites: Mapping[str, Suite]) -> None:
         self.folder = known_folder(name)
         self._name = name
+        self._recorded = {n: suite.records for n, suite in suites.items() if suite.records}
         self.name = f"golden:{name}"
 
     @functools.cached_property
     def manifest(self) -> Manifest:
         """What is recorded. Raises DamagedGolden."""
-        return read_manifest(self.folder)
+        found = read_manifest(self.folder)
+        if found.suite not in self._recorded:
+            raise DamagedGolden(
+                f"{self.folder / MANIFEST} has results of {found.suite}; this version reads those "
+                f"of {', '.join(self._recorded)}"
+            )
+        return found
 
     @functools.cached_property
     def suites(self) -> frozenset[str]:
@@ -58,7 +52,7 @@ class GoldenImplementation:
         try:
             return frozenset({self.manifest.suite})
         except DamagedGolden:
-            return frozenset(ENTRIES)
+            return frozenset(self._recorded)
 
     def supports(self, case: Case) -> str | None:
         """None, or that there is no result of this case (None for a damaged manifest: run() says
@@ -78,29 +72,27 @@ class GoldenImplementation:
         entry = None if case is None else self.manifest.entry(str(case))
         if entry is None:
             raise Unsupported(f"no result of {case or 'these inputs'} is recorded in {self._name}")
-        if isinstance(entry, PlanEntry):
-            assert isinstance(inputs, PrefillPlanInputs)
-            return _plan(entry, inputs, self.manifest.source)
         self._check_inputs(entry, inputs)
-        made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
-        notes = (made, *entry.notes)
-        if isinstance(entry, StagesEntry):
-            return recorded_result(self.folder, entry, inputs, notes)
-        assert isinstance(entry, TensorEntry)
-        tensors = read_entry(self.folder, entry, entry.names)
-        if isinstance(entry, DecodeEntry):
-            return DcpDecodeResult(**tensors, parts=entry.parts, notes=notes)
-        if isinstance(entry, V4PrefillEntry):
-            return V4PrefillResult(**tensors, parts=entry.parts, notes=notes)  # pyright: ignore[reportArgumentType]
-        return SparsePrefillResult(**tensors, notes=notes)
+        made = self.manifest.source
+        if entry.build is not None:
+            made = f"recorded on {entry.gpu} from {entry.build['name']} {entry.build['version']}"
+        stored = Stored(tensors=read_entry(self.folder, entry), facts=entry.facts)
+        try:
+            records = self._recorded[self.manifest.suite]
+            return records.restore(inputs, stored, (made, *entry.notes))
+        except Incomplete as error:
+            raise DamagedGolden(
+                f"{self.folder / MANIFEST} is damaged: the entry of {entry.case} has "
+                f"{', '.join((*entry.tensors, *entry.facts))}; {error}"
+            ) from error
 
-    def _check_inputs(self, entry: FileEntry, inputs: Inputs) -> None:
-        from compare.generate.streams import GENERATOR_VERSION
-
-        if entry.generator_version not in ("", GENERATOR_VERSION):
+    def _check_inputs(self, entry: Entry, inputs: Inputs) -> None:
+        if entry.input_sha256 is None:
+            return
+        if entry.generator_version not in ("", streams.GENERATOR_VERSION):
             raise DamagedGolden(
                 f"{self.folder / MANIFEST} recorded {entry.case} from inputs of generator version "
-                f"{entry.generator_version} and this one has version {GENERATOR_VERSION}: "
+                f"{entry.generator_version} and this one has version {streams.GENERATOR_VERSION}: "
                 "record the case again"
             )
         found = inputs.sha256()
@@ -109,21 +101,3 @@ class GoldenImplementation:
                 f"{self.folder / MANIFEST} recorded {entry.case} from inputs with SHA-256 "
                 f"{entry.input_sha256[:12]} and these have {found[:12]}: it isn't the same case"
             )
-
-
-def _plan(entry: PlanEntry, inputs: PrefillPlanInputs, source: str) -> PlanResult:
-    first = [0]
-    for tokens in inputs.query_lens:
-        first.append(first[-1] + tokens)
-    chunks = tuple(
-        PlanChunk(
-            start=start,
-            end=end,
-            compressed_rows=compressed,
-            workspace_rows=rows,
-            query_start=first[start],
-            query_end=first[end],
-        )
-        for start, end, compressed, rows in entry.plan
-    )
-    return PlanResult(chunks=chunks, notes=(source,))
