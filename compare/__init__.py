@@ -28,7 +28,7 @@ _LAZY = ("assert_agrees", "check", "judge")
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from compare.protocol.version import version
+        from compare._version import version
 
         return version()
     if name in _LAZY:

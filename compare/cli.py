@@ -42,7 +42,7 @@ app.command("compare")(compare_files)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from compare.protocol.version import version
+        from compare._version import version
 
         typer.echo(f"mla-crosscheck {version()}")
         raise typer.Exit()

@@ -227,7 +227,7 @@ def report_compilation(programs: Mapping[tuple[str, Any], Future[Any]], say: Say
 
 @functools.cache
 def environment() -> dict[str, str]:
-    from compare.run.environment import environment
+    from compare.report.environment import environment
 
     return environment()
 

@@ -56,7 +56,7 @@ def compare_files(
     call.
     """
     from compare.houses.torch_backend import torch_device
-    from compare.run.environment import environment
+    from compare.report.environment import environment
 
     started = time.perf_counter()
     file = read_bundle(Path(mine), PREFILL)

@@ -31,8 +31,8 @@ from compare.judging.attention import Evidence, judge, share_by_tensor
 from compare.judging.attention_call import SparsePrefillResult
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.verdict import Verdict
+from compare.report.environment import environment
 from compare.run import registry
-from compare.run.environment import environment
 
 SCHEMA = 1
 STATISTICS = ("max_logits", "lse")

@@ -31,8 +31,8 @@ from compare.calibrate.decode_cases import (
     with_fault,
 )
 from compare.calibrate.model_kernels import Freedom
+from compare.report.environment import environment
 from compare.run import registry
-from compare.run.environment import environment
 from compare.suites.dcp_decode import judge as dcp_decode
 from compare.suites.dcp_decode.call import DcpDecodeResult
 from compare.suites.dcp_decode.judge import Evidence, share_by_tensor

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from compare.commands.words import command
 from compare.report import console as terminal
+from compare.report.environment import environment
 from compare.report.progress import JobProgress
-from compare.run.environment import environment
 
 
 @command

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from compare._revision import REVISION_VARIABLE, checkout
+from compare._version import version
 from compare.goldens.format import MANIFEST, Entry, Manifest, read_manifest, write_manifest
 from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation, Unsupported, distribution
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.records import Incomplete, Records
-from compare.protocol.revision import REVISION_VARIABLE, checkout
 from compare.protocol.suite import Suite
 from compare.protocol.tensor_file import write_bytes
-from compare.protocol.version import version
 from compare.recording.entry import entry_of
+from compare.report.environment import environment
 from compare.run import registry
-from compare.run.environment import environment
 from compare.suites.table import SUITES, make_inputs, parse_case
 
 LARGEST_CASE = 1_000_000  # bytes

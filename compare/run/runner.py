@@ -207,6 +207,6 @@ def _target(implementation: Implementation) -> str:
 
 
 def _environment() -> dict[str, str]:
-    from compare.run.environment import environment
+    from compare.report.environment import environment
 
     return environment()

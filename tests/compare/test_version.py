@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.protocol import version as _version
+from compare import _version
 
 PROJECT = '[project]\nname = "mla-crosscheck"\nversion = "9.8.7"\n'
 

@@ -96,6 +96,6 @@ def test_no_words_and_help_print_the_commands():
 
 
 def test_the_version_is_the_package_s():
-    from compare.protocol.version import version
+    from compare._version import version
 
     assert command_line("--version").out == f"mla-crosscheck {version()}\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from compare import _revision as revision
 from compare.generate.streams import GENERATOR_VERSION
-from compare.protocol import revision
-from compare.run import environment as module
+from compare.report import environment as module
 
 SMI = """#!/bin/sh
 case "$*" in

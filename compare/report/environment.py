@@ -12,9 +12,9 @@ import platform
 import subprocess
 from pathlib import Path
 
+from compare._revision import revision
+from compare._version import version as program_version
 from compare.generate.streams import GENERATOR_VERSION
-from compare.protocol.revision import revision
-from compare.protocol.version import version as program_version
 
 # FlashMLA is published as sgl-flash-mla; builds from its own repository call themselves
 # flash_mla or flash-mla, with the commit in the version. The empty placeholder of that name has

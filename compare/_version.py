@@ -7,10 +7,10 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from compare.protocol.revision import checkout
+from compare._revision import checkout
 
 _DISTRIBUTION = "mla-crosscheck"
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 @cache
