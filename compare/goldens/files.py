@@ -18,7 +18,7 @@ from compare.goldens.format import (
     goldens_folders,
     read_manifest,
 )
-from compare.protocol.tensor_file import read_tensors
+from compare.goldens.packing import unpack
 
 
 def read_entry(folder: Path, entry: Entry) -> dict[str, np.ndarray]:
@@ -29,8 +29,10 @@ def read_entry(folder: Path, entry: Entry) -> dict[str, np.ndarray]:
         return {}
     path = folder / entry.file
     try:
-        tensors, _ = read_tensors(path)
-    except ValueError as error:
+        tensors = unpack(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DamagedGolden(f"{path} is damaged: there is no such file") from error
+    except (OSError, ValueError) as error:
         raise DamagedGolden(f"{path} is damaged: {error}") from error
     held, named = ", ".join(sorted(tensors)), ", ".join(sorted(entry.tensors))
     if held != named:

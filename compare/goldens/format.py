@@ -1,4 +1,5 @@
-"""The format of recorded results: goldens/DEVICE/KERNEL/manifest.json and a file of tensors a case.
+"""The format of recorded results: goldens/DEVICE/KERNEL/manifest.json, and for each case a file of
+tensors, which packing.py describes.
 
 A manifest holds what was recorded, by what and from which inputs; inputs themselves aren't stored,
 since a case makes the same bytes on every machine (but for calls of a single stage that were
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from compare.goldens.packing import ENDING
 from compare.protocol.tensor_file import write_bytes
 
 FORMAT = 2
@@ -140,7 +142,7 @@ def find_golden(name: str) -> Path | None:
 
 def file_name(case: str) -> str:
     """The file of a case: named after its line, since a line may be longer than a name can be."""
-    return f"{hashlib.sha256(case.encode()).hexdigest()[:16]}.safetensors"
+    return f"{hashlib.sha256(case.encode()).hexdigest()[:16]}{ENDING}"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

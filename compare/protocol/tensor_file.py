@@ -3,6 +3,7 @@ whole and written atomically: shared by recorded results and bundles."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16, which safetensors asks for
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -33,6 +34,18 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str])
     # save() reads from an array's first byte on and takes no notice of strides.
     dense = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     return save(dense, metadata=dict(metadata))
+
+
+def tensors_of(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Every tensor of a file's content by name, and its metadata; of dtypes that NumPy itself has,
+    or bfloat16. Raises ValueError with what is wrong.
+    """
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it isn't a readable safetensors file ({error})") from error
+    return tensors, header.get("__metadata__", {})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from compare.generate import streams
 from compare.goldens.format import Entry, TensorRecord, file_name
+from compare.goldens.packing import pack
 from compare.protocol.inputs import Inputs
 from compare.protocol.records import Stored
-from compare.protocol.tensor_file import tensor_bytes
 
 
 def entry_of(
@@ -31,4 +31,4 @@ def entry_of(
         notes=notes,
         **machine,
     )
-    return entry, tensor_bytes(tensors, {"case": line}) if tensors else b""
+    return entry, pack(tensors, line) if tensors else b""

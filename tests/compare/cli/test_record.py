@@ -47,7 +47,7 @@ def test_what_is_recorded_can_be_compared_with(folder):
 @pytest.mark.usefixtures("clean_tree")
 def test_a_damaged_recording_is_3_and_a_sentence(folder):
     command_line("record", CASE, "--kernel", "torch", "--out", str(folder))
-    (file,) = folder.glob("*.safetensors")
+    (file,) = folder.glob("*.safetensors.gz")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

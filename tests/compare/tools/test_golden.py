@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +17,11 @@ from compare.generate import streams
 from compare.goldens.files import available, golden_cases
 from compare.goldens.format import DamagedGolden, UnknownGolden, write_manifest
 from compare.goldens.implementation import GoldenImplementation
-from compare.judging.attention_call import SparsePrefillInputs
+from compare.goldens.packing import pack, unpack
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation, Unsupported
-from compare.protocol.tensor_file import read_tensors, tensor_bytes
+from compare.protocol.tensor_file import tensor_bytes
 from compare.recording.record import record
 from compare.run import registry
 from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
@@ -43,15 +46,19 @@ def inputs() -> SparsePrefillInputs:
 
 
 def case_file(folder: Path) -> Path:
-    (path,) = folder.glob("*.safetensors")
+    (path,) = folder.glob("*.safetensors.gz")
     return path
+
+
+def held(folder: Path) -> dict[str, np.ndarray]:
+    return unpack(case_file(folder).read_bytes())
 
 
 def rewrite(folder: Path, **changes) -> None:
     """Writes a case's file with some of its tensors changed (None: left out)."""
-    tensors, metadata = read_tensors(case_file(folder))
-    tensors = {name: array for name, array in (tensors | changes).items() if array is not None}
-    case_file(folder).write_bytes(tensor_bytes(tensors, metadata))
+    tensors = held(folder) | changes
+    tensors = {name: array for name, array in tensors.items() if array is not None}
+    case_file(folder).write_bytes(pack(tensors, LINE))
 
 
 def test_it_is_an_implementation(folder):
@@ -60,8 +67,7 @@ def test_it_is_an_implementation(folder):
 
 @pytest.mark.parametrize("tensor", ["out", "lse", "max_logits", "out_rows"])
 def test_one_flipped_bit_of_a_tensor_is_found(folder, inputs, tensor):
-    tensors, _ = read_tensors(case_file(folder))
-    damaged = tensors[tensor].copy()
+    damaged = held(folder)[tensor]
     damaged.view(np.uint8).reshape(-1)[5] ^= 1
     rewrite(folder, **{tensor: damaged})
     with pytest.raises(DamagedGolden, match=f"{case_file(folder).name} is damaged: {tensor} has"):
@@ -69,8 +75,7 @@ def test_one_flipped_bit_of_a_tensor_is_found(folder, inputs, tensor):
 
 
 def test_another_shape_is_found(folder, inputs):
-    tensors, _ = read_tensors(case_file(folder))
-    rewrite(folder, lse=tensors["lse"].reshape(4, 2))
+    rewrite(folder, lse=held(folder)["lse"].reshape(4, 2))
     with pytest.raises(DamagedGolden, match=r"lse is float32 \[4, 2\] where .* float32 \[2, 4\]"):
         GoldenImplementation(NAME, SUITES).run(inputs)
 
@@ -84,8 +89,59 @@ def test_a_missing_tensor_is_found(folder, inputs):
 def test_a_cut_file_is_found(folder, inputs):
     content = case_file(folder).read_bytes()
     case_file(folder).write_bytes(content[: len(content) // 2])
-    with pytest.raises(DamagedGolden, match="isn't a readable safetensors file"):
+    with pytest.raises(DamagedGolden, match=f"{case_file(folder).name} is damaged: it isn't a"):
         GoldenImplementation(NAME, SUITES).run(inputs)
+
+
+def test_no_changed_byte_of_a_file_changes_a_result(folder, inputs):
+    golden, content = GoldenImplementation(NAME, SUITES), case_file(folder).read_bytes()
+    whole, found = golden.run(inputs), 0
+    assert isinstance(whole, SparsePrefillResult) and whole.max_logits is not None
+    places = range(4, len(content), 31)
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        case_file(folder).write_bytes(changed)
+        try:
+            got = golden.run(inputs)
+        except DamagedGolden as error:
+            assert case_file(folder).name in str(error)
+            found += 1
+            continue
+        assert isinstance(got, SparsePrefillResult) and got.max_logits is not None
+        for name in ("out", "lse", "max_logits", "out_rows"):
+            assert getattr(got, name).tobytes() == getattr(whole, name).tobytes()
+    assert found >= len(places) - 1  # the first one only says when the file was written
+
+
+@pytest.mark.parametrize("other", [lzma.compress, bytes, gzip.compress, lambda content: b""])
+def test_a_file_that_is_packed_otherwise_is_found(folder, inputs, other):
+    plain = tensor_bytes(held(folder), {})
+    case_file(folder).write_bytes(other(plain))
+    with pytest.raises(DamagedGolden, match=f"{case_file(folder).name} is damaged: "):
+        GoldenImplementation(NAME, SUITES).run(inputs)
+
+
+def test_an_entry_without_what_a_result_needs_is_found(folder, inputs):
+    manifest = GoldenImplementation(NAME, SUITES).manifest
+    (entry,) = manifest.entries
+    rewrite(folder, lse=None)
+    fewer = {name: of for name, of in entry.tensors.items() if name != "lse"}
+    entries = (dataclasses.replace(entry, tensors=fewer),)
+    write_manifest(folder, dataclasses.replace(manifest, entries=entries))
+    with pytest.raises(DamagedGolden, match="a result has lse, max_logits, out, out_rows"):
+        GoldenImplementation(NAME, SUITES).run(inputs)
+
+
+def test_results_of_a_suite_that_is_not_recorded_are_named(folder, inputs):
+    manifest = GoldenImplementation(NAME, SUITES).manifest
+    write_manifest(folder, dataclasses.replace(manifest, suite="decode-plan"))
+    with pytest.raises(DamagedGolden, match=r"has results of decode-plan; this version reads"):
+        GoldenImplementation(NAME, SUITES).run(inputs)
+
+
+def test_a_case_is_written_to_the_same_bytes_again(folder):
+    assert pack(held(folder), LINE) == case_file(folder).read_bytes()
 
 
 def test_a_missing_file_is_found(folder, inputs):

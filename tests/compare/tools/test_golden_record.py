@@ -153,15 +153,15 @@ def test_an_interrupted_recording_keeps_what_was_finished(eager, folder, clean_t
 
 
 def test_a_folder_stays_under_its_size(eager, folder, clean_tree, monkeypatch):
-    monkeypatch.setattr(SparsePrefillRecords, "largest_folder", 20_000)
-    with pytest.raises(RecordingRefused, match="larger than 20,000 in all") as refusal:
+    monkeypatch.setattr(SparsePrefillRecords, "largest_folder", 10_000)
+    with pytest.raises(RecordingRefused, match="larger than 10,000 in all") as refusal:
         record(eager(), [PLAIN, WIDE], folder)
     assert refusal.value.recording.recorded == (PLAIN,)
 
 
 def test_a_case_stays_under_its_size(eager, folder, clean_tree, monkeypatch):
-    monkeypatch.setattr(golden_record, "LARGEST_CASE", 10_000)
-    with pytest.raises(RecordingRefused, match="exceed the 10,000 that a case may have"):
+    monkeypatch.setattr(golden_record, "LARGEST_CASE", 5_000)
+    with pytest.raises(RecordingRefused, match="exceed the 5,000 that a case may have"):
         record(eager(), [PLAIN], folder)
 
 

@@ -21,8 +21,9 @@ from compare.goldens.format import (
     write_manifest,
 )
 from compare.goldens.implementation import GoldenImplementation
+from compare.goldens.packing import pack, unpack
 from compare.protocol.records import Stored
-from compare.protocol.tensor_file import read_tensors, tensor_bytes, write_bytes
+from compare.protocol.tensor_file import write_bytes
 from compare.recording.entry import entry_of
 from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
@@ -105,10 +106,9 @@ def test_a_recorded_call_has_the_dtypes_that_the_stages_take() -> None:
 def test_one_flipped_bit_is_found(copy: Path, line: str, tensor: str) -> None:
     entry = read_manifest(copy).entry(line)
     assert entry is not None and entry.file is not None
-    tensors, metadata = read_tensors(copy / entry.file)
-    damaged = tensors[tensor].copy()
-    damaged.view(np.uint8).reshape(-1)[3] ^= 1
-    (copy / entry.file).write_bytes(tensor_bytes({**tensors, tensor: damaged}, metadata))
+    tensors = unpack((copy / entry.file).read_bytes())
+    tensors[tensor].view(np.uint8).reshape(-1)[3] ^= 1
+    (copy / entry.file).write_bytes(pack(tensors, line))
     with pytest.raises(DamagedGolden, match=f"is damaged: {tensor} has SHA-256"):
         GoldenImplementation(NAME, SUITES).run(stage_inputs(line))
 
