@@ -51,9 +51,9 @@ def bounds(requirement: str) -> dict[str, list[int]]:
 LOCKED = {name_of(line): re.split("==| ;", line)[1] for line in requirement_lines()}
 
 
-def test_tracked_files_stay_under_16_mb():
+def test_tracked_files_stay_under_10_mb():
     sizes = {f: (ROOT / f).lstat().st_size for f in git("ls-files", "-z") if (ROOT / f).exists()}
-    assert sum(sizes.values()) < 16_000_000, sorted(sizes, key=sizes.__getitem__)[-10:]
+    assert sum(sizes.values()) < 10_000_000, sorted(sizes, key=sizes.__getitem__)[-10:]
 
 
 def test_environments_and_uv_lock_are_not_tracked():
