@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compare.judging.attention_call import PARTS, SparsePrefillInputs, SparsePrefillResult
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.parts import PARTS
 from compare.protocol.case import Key, integer, number, word
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.user.answers import dcp_decode_result, sparse_prefill_result

@@ -16,6 +16,9 @@ def owned_positions(total: int, rank: int, world: int, interleave: int) -> np.nd
 
 
 def local_length(total: int, rank: int, world: int, interleave: int) -> int:
-    """How many positions below `total` a rank holds."""
-    stripes, rest = divmod(total, interleave * world)
+    """How many positions below `total` a rank holds; none where that is negative.
+
+    A stripe of world * interleave positions holds `interleave` of each rank.
+    """
+    stripes, rest = divmod(max(total, 0), interleave * world)
     return stripes * interleave + min(max(rest - rank * interleave, 0), interleave)

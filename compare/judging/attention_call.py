@@ -69,7 +69,3 @@ class SparsePrefillResult(Result):
     lse: np.ndarray
     max_logits: np.ndarray | None = None
     out_rows: np.ndarray | None = None
-
-
-PARTS = ("float32", "bfloat16", "bfloat16 twice")
-"""By how often parts were rounded."""

@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 
+from compare.generate.ownership import local_length
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 
 SHOWN = 8
@@ -43,16 +44,6 @@ class Due:
     bound: tuple[int, ...]
     counts: tuple[int, ...]
     padding: tuple[bool, ...]
-
-
-def owned_below(position: int, *, rank: int, world: int, interleave: int) -> int:
-    """How many of the global positions 0 .. position - 1 a rank owns; none below 0.
-
-    Position g belongs to rank (g // interleave) % world, so a stripe of world * interleave
-    positions holds `interleave` of each.
-    """
-    stripes, rest = divmod(max(position, 0), world * interleave)
-    return stripes * interleave + min(max(rest - rank * interleave, 0), interleave)
 
 
 def due_plan(inputs: DecodePlanInputs) -> Due:
@@ -82,9 +73,7 @@ def row_count(inputs: DecodePlanInputs) -> int:
 
 def count_of(inputs: DecodePlanInputs, bound: int) -> int:
     """The rank's keys below a global bound."""
-    return owned_below(
-        bound, rank=inputs.dcp_rank, world=inputs.dcp_world, interleave=inputs.interleave
-    )
+    return local_length(bound, inputs.dcp_rank, inputs.dcp_world, inputs.interleave)
 
 
 def _is_uniform(starts: Sequence[int], most: int) -> bool:

@@ -39,9 +39,26 @@ class Sizes:
         """(e - s) * (max comp + max gather) of the requests [start, end)."""
         return (end - start) * (max(self.compressed[start:end]) + max(self.gather[start:end]))
 
+    def chunk(self, start: int, end: int) -> PlanChunk:
+        """The requests [start, end) as a chunk."""
+        N = max(self.compressed[start:end])
+        return PlanChunk(
+            start=start,
+            end=end,
+            compressed_rows=N,
+            workspace_rows=N + max(self.gather[start:end]),
+            query_start=self.first_token[start],
+            query_end=self.first_token[end],
+        )
+
+
+def gathered_positions(seq_len: int, queries: int, window: int) -> int:
+    """Positions of a request that its chunk gathers: q + clamp(seq - q, 0, window - 1)."""
+    return queries + min(max(seq_len - queries, 0), window - 1)
+
 
 def sizes(inputs: PrefillPlanInputs) -> Sizes:
-    """comp = floor(seq / ratio), gather = q + clamp(seq - q, 0, window - 1), and
+    """comp = floor(seq / ratio), gather by gathered_positions, and
     A_max = chunk_size (ceil(max_model_len / ratio) + window + max_num_batched_tokens); without a
     compressed region (ratio <= 1 unless has_compressed says so) its two terms are 0.
     """
@@ -51,7 +68,7 @@ def sizes(inputs: PrefillPlanInputs) -> Sizes:
     most = -(-inputs.max_model_len // ratio) if has_compressed else 0
     return Sizes(
         compressed=tuple(seq // ratio if has_compressed else 0 for seq, _ in pairs),
-        gather=tuple(q + min(max(seq - q, 0), window - 1) for seq, q in pairs),
+        gather=tuple(gathered_positions(seq, q, window) for seq, q in pairs),
         limit=inputs.chunk_size * (most + window + inputs.max_num_batched_tokens),
         first_token=(0, *accumulate(q for _, q in pairs)),
     )
@@ -85,6 +102,12 @@ def fixed_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
     return _greedy(inputs, [r for r, queries in enumerate(inputs.query_lens) if queries])
 
 
+def alone_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
+    """Each request with query tokens as a chunk of its own."""
+    known = sizes(inputs)
+    return tuple(known.chunk(r, r + 1) for r, queries in enumerate(inputs.query_lens) if queries)
+
+
 def _greedy(inputs: PrefillPlanInputs, members: Sequence[int]) -> tuple[PlanChunk, ...]:
     """Chunks that begin and end with a member, each as long as its area allows."""
     known = sizes(inputs)
@@ -95,17 +118,7 @@ def _greedy(inputs: PrefillPlanInputs, members: Sequence[int]) -> tuple[PlanChun
         end = start + 1
         while left and known.area(start, left[0] + 1) <= known.limit:
             end = left.popleft() + 1
-        N = max(known.compressed[start:end])
-        plan.append(
-            PlanChunk(
-                start=start,
-                end=end,
-                compressed_rows=N,
-                workspace_rows=N + max(known.gather[start:end]),
-                query_start=known.first_token[start],
-                query_end=known.first_token[end],
-            )
-        )
+        plan.append(known.chunk(start, end))
     return tuple(plan)
 
 

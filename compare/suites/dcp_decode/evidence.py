@@ -17,16 +17,16 @@ from torch import Tensor
 from compare.judging import evidence
 from compare.judging.device import block_elements, to_numpy, upload
 from compare.judging.evidence import OracleRows, Rows
-from compare.judging.tolerance import calibrated_bounds
-from compare.suites.dcp_decode.call import DcpDecodeInputs
-from compare.suites.dcp_decode.facts import DecodeFacts, stored
-from compare.suites.dcp_decode.tolerance import (
-    EXACT_LARGEST_VALUE,
-    FLASHMLA_DENSE,
+from compare.judging.parts import (
     PART_ROUNDING,
+    exact_part_slack,
     exact_slack,
     merged_bounds,
 )
+from compare.judging.tolerance import calibrated_bounds
+from compare.suites.dcp_decode.call import DcpDecodeInputs
+from compare.suites.dcp_decode.facts import DecodeFacts, stored
+from compare.suites.dcp_decode.tolerance import FLASHMLA_DENSE
 
 if TYPE_CHECKING:
     from torch_ref import DecodeOracleResult, DecodeVariant
@@ -153,7 +153,7 @@ class Evidence(evidence.Evidence):
             bounds=bounds,
             part_rounding=rounding,
             slack=upload(exact_slack(lse), self.device)[..., None] if self._exact else None,
-            part_slack=_part_slack(mass, oracle.out) if self._exact else (),
+            part_slack=exact_part_slack(mass, oracle.out) if self._exact else (),
         )
 
     def _mass(self, tokens: np.ndarray, whole: DecodeOracleResult) -> Float64[Tensor, "n H 512"]:
@@ -179,14 +179,6 @@ class Evidence(evidence.Evidence):
     @property
     def _exact(self) -> bool:
         return getattr(self.inputs.case, "data", None) == "exact"
-
-
-def _part_slack(mass: Tensor | None, out: Tensor) -> tuple[Float64[Tensor, "n H 512"], ...]:
-    """On exact data, what parts rounded once and twice add to the slack. Where a kernel splits a
-    request is its own business: of these parts only the largest value is known.
-    """
-    ranges = torch.full_like(out, PART_ROUNDING * EXACT_LARGEST_VALUE)
-    return (ranges,) if mass is None else (PART_ROUNDING * mass, PART_ROUNDING * mass + ranges)
 
 
 def as_rows(found: DecodeOracleResult) -> OracleRows:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int64, Num, Shaped
 from torch import Tensor
 
-from compare.judging.decode_plan_rules import owned_below
+from compare.generate.ownership import local_length
 from compare.judging.device import block_elements, to_numpy, upload
 from compare.judging.row_kinds import LARGEST_SCORE, RowKinds, norms
 from compare.judging.tolerance import LOG2E, RowFacts
@@ -118,12 +118,7 @@ def visible_keys(
         request[start:end] = b
         for t in range(start, end):
             bound = int(inputs.total_lens[b]) - (end - 1 - t if inputs.causal else 0)
-            below = owned_below(
-                bound,
-                rank=inputs.dcp_rank,
-                world=inputs.dcp_world,
-                interleave=inputs.interleave,
-            )
+            below = local_length(bound, inputs.dcp_rank, inputs.dcp_world, inputs.interleave)
             keys[t] = min(int(inputs.seq_lens[b]), below)
     return request, keys
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 
-from compare.judging.attention_call import PARTS, SparsePrefillResult
+from compare.judging.attention_call import SparsePrefillResult
 from compare.judging.contract import Contract
+from compare.judging.parts import EXACT_MERGED_LSE_ULPS, MERGE_ULPS, PARTS
 from compare.judging.result_view import FormFault, ResultView, form_fault
 from compare.judging.sides import Side, measure
 from compare.judging.tolerance import check_profile
@@ -17,12 +18,7 @@ from compare.protocol.verdict import Verdict
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.diagnosis import diagnose
 from compare.suites.dcp_decode.evidence import Evidence
-from compare.suites.dcp_decode.tolerance import (
-    EXACT_LSE_ULPS,
-    FLASHMLA_DENSE,
-    MERGE_ULPS,
-    tolerances,
-)
+from compare.suites.dcp_decode.tolerance import FLASHMLA_DENSE, tolerances
 
 __all__ = ["Evidence", "judge", "share_by_tensor"]
 
@@ -103,7 +99,7 @@ def contract_of(inputs: DcpDecodeInputs, *results: DcpDecodeResult) -> Contract:
         empty_lse=-math.inf,
         no_key="the row sees no key" if merged else "the row sees no key on this rank",
         nan_key="a NaN in q or in a key that the row sees",
-        exact_lse_ulps=EXACT_LSE_ULPS + merged * MERGE_ULPS,
+        exact_lse_ulps=EXACT_MERGED_LSE_ULPS + merged * MERGE_ULPS,
     )
 
 

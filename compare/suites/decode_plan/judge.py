@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice, pairwise
 
+from compare.generate.ownership import local_length
 from compare.judging.decode_plan_rules import (
     Due,
     Violation,
     count_of,
     divided_view,
     due_plan,
-    owned_below,
     row_count,
     violations,
 )
@@ -162,8 +162,7 @@ def _known_count_fault(
 
     def at_rank(other_rank: int, other_run: int) -> tuple[int, ...]:
         return tuple(
-            owned_below(bound, rank=other_rank, world=world, interleave=other_run)
-            for bound in due.bound[:real]
+            local_length(bound, other_rank, world, other_run) for bound in due.bound[:real]
         )
 
     below = [due.bound[t] - inputs.total_lens[due.request[t] or 0] for t in range(real)]

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from functools import cached_property
 
 import numpy as np
 
-from compare.judging.plans import PlanChunk
+from compare.judging.plan_rules import alone_plan, shipped_plan
+from compare.judging.plans import PlanChunk, PrefillPlanInputs
 from compare.protocol.hashing import add_array
 from compare.protocol.inputs import Inputs, Result
 
@@ -102,6 +104,28 @@ class V4PrefillInputs(Inputs):
     max_num_batched_tokens: int
     chunk_size: int = 4
     plan_rules: str = "fixed"
+
+    @cached_property
+    def batch(self) -> PrefillPlanInputs:
+        """What a planner is given of it: the lengths that the host knows."""
+        bounds = self.seq_lens if self.seq_lens_bound is None else self.seq_lens_bound
+        return PrefillPlanInputs(
+            seq_lens=tuple(bounds.tolist()),
+            query_lens=tuple(np.diff(self.query_start_loc).tolist()),
+            compress_ratio=self.compress_ratio,
+            window=self.window,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            chunk_size=self.chunk_size,
+            has_compressed=self.compressed_cache is not None,
+        )
+
+    @cached_property
+    def prescribed_plan(self) -> tuple[PlanChunk, ...] | None:
+        """The plan that must be run; None where an implementation plans by the fixed rules."""
+        if self.plan_rules == "fixed":
+            return None
+        return {"alone": alone_plan, "vllm-0.33.0": shipped_plan}[self.plan_rules](self.batch)
 
     def sha256(self) -> str:
         """Hash of names, dtypes, shapes and values of every argument."""

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from typing import ClassVar
 
+from compare.judging.plan_rules import gathered_positions
 from compare.protocol.case import (
     Case,
     CaseError,
@@ -147,9 +148,8 @@ class V4PrefillCase(Case):
         """Positions of a request, its last ones, that some of its tokens see through the window;
         bound: as the host takes them to be.
         """
-        queries = self.q[request]
-        before = self.seq[request] + self.bound * bound - queries
-        return queries + min(before, self.window - 1)
+        length = self.seq[request] + self.bound * bound
+        return gathered_positions(length, self.q[request], self.window)
 
     def reach(self, request: int, position: int) -> tuple[int, int]:
         """How many positions before and after its own a token's image has: of several images that

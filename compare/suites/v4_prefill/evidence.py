@@ -14,8 +14,8 @@ from compare.judging import evidence
 from compare.judging.attention_call import SparsePrefillInputs
 from compare.judging.device import rows_at, to_numpy, upload
 from compare.judging.evidence import OracleRows
+from compare.judging.parts import exact_slack
 from compare.judging.plans import PlanChunk
-from compare.suites.dcp_decode.tolerance import exact_slack
 from compare.suites.v4_prefill.call import V4PrefillInputs
 from compare.suites.v4_prefill.rows import FlatRows
 

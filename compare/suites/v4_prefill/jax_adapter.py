@@ -19,7 +19,6 @@ from compare.protocol.implementation import Unsupported
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import V4PrefillCase
 from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages, plan_chunks
-from compare.suites.v4_prefill.plan import given_plan
 
 
 class JaxV4Prefill(JaxBackend, V4Prefill):
@@ -57,7 +56,7 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
         from jax_impl.planning import PrefillChunk
 
         run: Any = v4_prefill  # NumPy arrays are as welcome as jax's
-        plan = given_plan(inputs)
+        plan = inputs.prescribed_plan
         for number, chunk in enumerate(plan or ()):
             if chunk.query_start == chunk.query_end:
                 raise Unsupported(

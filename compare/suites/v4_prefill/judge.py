@@ -12,8 +12,9 @@ import dataclasses
 
 from compare.judging import attention as sparse_prefill
 from compare.judging.attention import profile_notes
-from compare.judging.attention_call import PARTS, SparsePrefillInputs, SparsePrefillResult
+from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.judging.exact_keys import key_difference
+from compare.judging.parts import PARTS
 from compare.judging.result_view import ResultView, form_fault
 from compare.judging.sides import Side
 from compare.judging.tolerance import check_profile

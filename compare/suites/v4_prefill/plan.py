@@ -1,24 +1,17 @@
-"""The plan that a V4 prefill ran, held against P1 to P7, or against the one that it was given."""
+"""The plan that a V4 prefill ran, held against P1 to P7, or against the one that its case
+prescribes.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-
-from compare.judging.plan_rules import (
-    RULE_NAMES,
-    Violation,
-    fixed_plan,
-    shipped_plan,
-    sizes,
-    violations,
-)
-from compare.judging.plans import PlanChunk, PrefillPlanInputs
+from compare.judging.plan_rules import RULE_NAMES, Violation, fixed_plan, violations
+from compare.judging.plans import PlanChunk
 from compare.suites.v4_prefill.call import V4PrefillInputs
 
-GIVEN = "given"
-"""The rule of a plan that was given: it is run as it is, or one by P1 to P7 is."""
+PRESCRIBED = "prescribed"
+"""The rule of a case that prescribes its plan: that one is run, or one by P1 to P7."""
 
-NAMES = {**RULE_NAMES, GIVEN: "not-the-given-plan"}
+NAMES = {**RULE_NAMES, PRESCRIBED: "not-the-given-plan"}
 """The diagnosis of a broken rule, in the order in which they are told."""
 
 MEANINGS = {
@@ -26,79 +19,41 @@ MEANINGS = {
     "P1": "a chunk has no query token; FlashMLA aborts on it",
     "P2": "a request with query tokens isn't in exactly one chunk, or chunks don't ascend",
     "P3": "a chunk begins with a request without query tokens",
-    "P4": "requests without query tokens at the end make a chunk; they are due none",
+    "P4": "requests without query tokens at the end make a chunk; they need none",
     "P5": "every request has query tokens, and the plan isn't the one by the shipped rules",
     "P6": "N or M - N is too small for a request of the chunk, one without query tokens counts "
     "too, or requests * M exceeds the area",
     "P7": "a chunk ends though the next request with query tokens fits and none without lies "
     "between",
-    GIVEN: "the plan is neither the one that the case prescribes nor one by P1 to P7",
+    PRESCRIBED: "the plan is neither the one that the case prescribes nor one by P1 to P7",
 }
 """What is wrong where a rule is broken."""
 
 _OF_THE_SPLIT = ("P1", "P3", "P4", "P7")
-"""Rules about which requests a chunk has: a plan that was given may break them."""
-
-
-def planner_inputs(inputs: V4PrefillInputs) -> PrefillPlanInputs:
-    """What the planner is given of a batch: the host's lengths."""
-    bounds = inputs.seq_lens if inputs.seq_lens_bound is None else inputs.seq_lens_bound
-    return PrefillPlanInputs(
-        seq_lens=tuple(bounds.tolist()),
-        query_lens=tuple(np.diff(inputs.query_start_loc).tolist()),
-        compress_ratio=inputs.compress_ratio,
-        window=inputs.window,
-        max_model_len=inputs.max_model_len,
-        max_num_batched_tokens=inputs.max_num_batched_tokens,
-        chunk_size=inputs.chunk_size,
-        has_compressed=inputs.compressed_cache is not None,
-    )
-
-
-def given_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...] | None:
-    """The plan that is to be run; None where it is to be planned by the fixed rules."""
-    batch = planner_inputs(inputs)
-    if inputs.plan_rules == "vllm-0.33.0":
-        return shipped_plan(batch)
-    if inputs.plan_rules != "alone":
-        return None
-    known = sizes(batch)
-    return tuple(
-        PlanChunk(
-            start=request,
-            end=request + 1,
-            compressed_rows=known.compressed[request],
-            workspace_rows=known.compressed[request] + known.gather[request],
-            query_start=known.first_token[request],
-            query_end=known.first_token[request + 1],
-        )
-        for request, queries in enumerate(batch.query_lens)
-        if queries
-    )
+"""Rules about which requests a chunk has: a prescribed plan may break them."""
 
 
 def right_plan(inputs: V4PrefillInputs) -> tuple[PlanChunk, ...]:
-    """A plan that a right implementation may have run: the given one, else the fixed one."""
-    given = given_plan(inputs)
-    return fixed_plan(planner_inputs(inputs)) if given is None else given
+    """A plan that a right implementation may have run: the prescribed one, else the fixed one."""
+    return inputs.prescribed_plan or fixed_plan(inputs.batch)
 
 
 def plan_violations(inputs: V4PrefillInputs, plan: tuple[PlanChunk, ...]) -> list[Violation]:
-    """Every broken rule. A plan that was given may break P1 to P7; one that keeps them is right
-    all the same. No chunk is charged with having the requests that the given plan gives it.
+    """Every broken rule. A prescribed plan may break P1 to P7; another one that keeps them is right
+    all the same. No chunk is charged with having the requests that the prescribed plan gives it.
     """
-    given = given_plan(inputs)
-    if plan == given:
+    prescribed = inputs.prescribed_plan
+    if plan == prescribed:
         return []
-    found = violations(planner_inputs(inputs), plan)
-    if given is None or not found:
-        return found
-    prescribed = {(chunk.start, chunk.end) for chunk in given}
-    kept = [v for v in found if not _prescribed(v, plan, prescribed)]
-    return kept or [_other_than_given(plan, given)]
+    broken = violations(inputs.batch, plan)
+    if prescribed is None or not broken:
+        return broken
+    ranges = {(chunk.start, chunk.end) for chunk in prescribed}
+    kept = [v for v in broken if not _is_of_the_split(v, plan, ranges)]
+    return kept or [_departure(plan, prescribed)]
 
 
-def _prescribed(
+def _is_of_the_split(
     violation: Violation, plan: tuple[PlanChunk, ...], ranges: set[tuple[int, int]]
 ) -> bool:
     """Whether a rule is broken by nothing but which requests a chunk has, and it has to."""
@@ -108,18 +63,18 @@ def _prescribed(
     return (chunk.start, chunk.end) in ranges
 
 
-def _other_than_given(plan: tuple[PlanChunk, ...], given: tuple[PlanChunk, ...]) -> Violation:
-    """A plan that is neither the given one nor one by the rules: where it leaves the given one."""
-    pairs = enumerate(zip(plan, given, strict=False))
-    i = next((i for i, (chunk, due) in pairs if chunk != due), None)
+def _departure(plan: tuple[PlanChunk, ...], prescribed: tuple[PlanChunk, ...]) -> Violation:
+    """Where a plan that keeps to no rule leaves the prescribed one."""
+    pairs = enumerate(zip(plan, prescribed, strict=False))
+    i = next((i for i, (chunk, right) in pairs if chunk != right), None)
     if i is None:
-        sentence = f"the plan has {len(plan)} chunks; the case prescribes {len(given)}"
-        return Violation(rule=GIVEN, chunk=None, sentence=sentence)
-    chunk, due = plan[i], given[i]
+        sentence = f"the plan has {len(plan)} chunks; the case prescribes {len(prescribed)}"
+        return Violation(rule=PRESCRIBED, chunk=None, sentence=sentence)
+    chunk, right = plan[i], prescribed[i]
     return Violation(
-        rule=GIVEN,
+        rule=PRESCRIBED,
         chunk=i,
         sentence=f"chunk {i} has the requests [{chunk.start}, {chunk.end}), "
         f"N = {chunk.compressed_rows} and M = {chunk.workspace_rows}; the case prescribes "
-        f"[{due.start}, {due.end}), N = {due.compressed_rows} and M = {due.workspace_rows}",
+        f"[{right.start}, {right.end}), N = {right.compressed_rows} and M = {right.workspace_rows}",
     )

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Int64
 
+from compare.judging.plan_rules import gathered_positions
 from compare.judging.plans import PlanChunk
 from compare.suites.v4_prefill.call import V4PrefillInputs
 
@@ -31,8 +32,9 @@ class FlatRows:
         self.first_token: Int64[np.ndarray, " n"] = starts[:-1] - starts[0]
         entries = self.lengths // inputs.compress_ratio
         self.entries = entries if inputs.compressed_cache is not None else np.zeros_like(entries)
-        before = np.minimum(self.lengths - self.queries, inputs.window - 1)
-        self.gathered = self.queries + before
+        pairs = zip(self.lengths.tolist(), self.queries.tolist(), strict=True)
+        gathered = [gathered_positions(*pair, inputs.window) for pair in pairs]
+        self.gathered: Int64[np.ndarray, " n"] = np.array(gathered, np.int64)
         held = np.where(self.queries > 0, self.entries + self.gathered, 0)
         self._ends = np.cumsum(held)
         self.first_row: Int64[np.ndarray, " n"] = self._ends - held

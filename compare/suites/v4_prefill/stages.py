@@ -19,7 +19,7 @@ from compare.protocol.verdict import Diagnosis, Status, Worst
 from compare.suites.v4_prefill.call import ChunkStage, V4PrefillResult
 from compare.suites.v4_prefill.evidence import Evidence
 from compare.suites.v4_prefill.naming import name_of_gather, name_of_indices
-from compare.suites.v4_prefill.plan import GIVEN, MEANINGS, NAMES, plan_violations
+from compare.suites.v4_prefill.plan import MEANINGS, NAMES, PRESCRIBED, plan_violations
 from compare.suites.v4_prefill.rows import NOTHING
 
 _PADDED = -2
@@ -130,7 +130,7 @@ def _plan_faults(evidence: Evidence, plan: tuple[PlanChunk, ...]) -> list[StageF
     broken = {v.rule: v for v in reversed(plan_violations(evidence.path, plan))}
     faults = []
     for rule in (rule for rule in NAMES if rule in broken):
-        of = "" if rule in ("form", GIVEN) else f"{rule}: "
+        of = "" if rule in ("form", PRESCRIBED) else f"{rule}: "
         faults.append(
             StageFault(
                 stage="plan",

@@ -10,7 +10,6 @@ from compare.houses.torch_backend import TorchDevice, torch_device
 from compare.protocol import arrays as convert
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages, plan_chunks
-from compare.suites.v4_prefill.plan import given_plan
 
 
 def v4_arguments(inputs: V4PrefillInputs, device: str) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def planner_arguments(inputs: V4PrefillInputs) -> dict[str, Any]:
     """What the chunked form takes besides: the planner's arguments, or the plan."""
     from torch_ref.planning import PrefillChunk
 
-    plan = given_plan(inputs)
+    plan = inputs.prescribed_plan
     bound = inputs.seq_lens_bound
     return {
         "seq_lens_bound": None if bound is None else bound.tolist(),

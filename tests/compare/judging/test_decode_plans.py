@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.judging.decode_plan_rules import due_plan, owned_below
+from compare.generate.ownership import local_length
+from compare.judging.decode_plan_rules import due_plan
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 from compare.protocol.verdict import Status
 from compare.suites.decode_plan import judge as decode_plan
@@ -83,9 +84,7 @@ def test_the_rows_of_6_2_1_have_the_bounds_of_their_tokens():
 def test_owned_positions_are_counted_as_by_listing_them(world, interleave):
     for bound in (-3, 0, 1, world, world + 1, 63, 64, 65, 64 * world, 64 * world + 1, 517):
         listed = [sum(g // interleave % world == r for g in range(bound)) for r in range(world)]
-        counted = [
-            owned_below(bound, rank=r, world=world, interleave=interleave) for r in range(world)
-        ]
+        counted = [local_length(bound, r, world, interleave) for r in range(world)]
         assert counted == listed
         assert sum(counted) == max(bound, 0)
 
@@ -189,7 +188,7 @@ def faulty(name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
 
     def counted(bounds, rank=inputs.dcp_rank, interleave=inputs.interleave):
         return tuple(
-            0 if pad else owned_below(b, rank=rank, world=inputs.dcp_world, interleave=interleave)
+            0 if pad else local_length(b, rank, inputs.dcp_world, interleave)
             for b, pad in zip(bounds, due.padding, strict=True)
         )
 

@@ -8,7 +8,7 @@ import pytest
 
 from compare.protocol.verdict import Status
 from compare.suites.v4_prefill.judge import Evidence, judge
-from compare.suites.v4_prefill.plan import MEANINGS, NAMES, given_plan, right_plan
+from compare.suites.v4_prefill.plan import MEANINGS, NAMES, right_plan
 from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from tests.compare.judging.test_v4_judge import inputs_of, names, verdict_of, with_plan
 
@@ -20,7 +20,7 @@ def test_the_plan_that_a_case_asks_for_is_right_and_so_is_the_fixed_one(plan):
         "v4-prefill:seq=300+40+60,q=0+4+6,h=2,topk=12,window=24,max_len=300,max_tokens=16,chunk=1,"
         f"plan={plan},seed=8302"
     )
-    asked = given_plan(inputs)
+    asked = inputs.prescribed_plan
     assert asked is not None
     fixed = right_plan(dataclasses.replace(inputs, plan_rules="fixed"))
     assert asked != fixed
@@ -73,7 +73,7 @@ def test_a_chunk_that_lacks_is_told_where_the_others_are_the_prescribed_ones():
         "v4-prefill:seq=30+40+60,q=0+4+0,h=2,topk=4,window=8,max_len=60,max_tokens=4,chunk=1,"
         "plan=vllm-0.33.0,seed=8305"
     )
-    given = given_plan(inputs)
+    given = inputs.prescribed_plan
     assert given is not None
     assert [(chunk.start, chunk.end) for chunk in given] == [(0, 1), (1, 2), (2, 3)]
     found = TorchV4Prefill("torch").run(inputs)

@@ -15,7 +15,6 @@ from compare.run import registry
 from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 from compare.suites.v4_prefill.call import V4PrefillInputs
 from compare.suites.v4_prefill.jax_adapter import JaxV4Prefill
-from compare.suites.v4_prefill.plan import given_plan
 from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.jax_adapter import JaxV4Stages
@@ -38,7 +37,7 @@ def stage_of(line: str) -> V4StagesInputs:
 
 
 def plan_of(words: str) -> list[tuple[int, ...]] | None:
-    plan = given_plan(inputs_of(words))
+    plan = inputs_of(words).prescribed_plan
     return None if plan is None else [tuple(vars(chunk).values()) for chunk in plan]
 
 
