@@ -27,8 +27,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compare.calibrate.cases import faults, random_cases, with_fault
 from compare.calibrate.model_kernels import Freedom
 from compare.calibrate.model_kernels import run as run_model
-from compare.judging.attention import Evidence, judge, share_by_tensor
+from compare.judging.attention import evidence_of, judge, side_of
 from compare.judging.attention_call import SparsePrefillResult
+from compare.judging.sides import share_by_tensor
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.verdict import Verdict
 from compare.report.environment import environment
@@ -66,7 +67,7 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
     columns = (TextColumn("calibrating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         for case in progress.track(random_cases(cases, shapes, seed), total=cases):
-            inputs, evidence = case.inputs, Evidence(case.inputs)
+            inputs, evidence = case.inputs, evidence_of(case.inputs)
             seen.add((*inputs.q.shape, *inputs.indices.shape, *inputs.kv.shape))
             result = xla.run(inputs)
             assert isinstance(result, SparsePrefillResult)
@@ -79,7 +80,7 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
             fault = list(possible)[int(rng.integers(len(possible)))]
             result = with_fault(evidence, possible[fault])
             if result is not None:
-                share = max(share_by_tensor(inputs, result, evidence).values())
+                share = max(share_by_tensor(evidence, side_of(inputs, result)).values())
                 wrong[fault].append((share, str(case)))
     return {
         "schema": SCHEMA,

@@ -119,7 +119,7 @@ def with_fault(evidence: Evidence, fields: dict) -> SparsePrefillResult | None:
 
     tokens = np.arange(evidence.num_tokens)
     right, wrong = evidence.oracle(tokens), evidence.oracle(tokens, Variant(**fields))
-    nan_score = evidence.keys.rows(tokens).nan_score
+    nan_score = evidence.witness.keys.rows(tokens).nan_score
     results = []
     for rows in (right, wrong):
         with np.errstate(over="ignore"):

@@ -31,11 +31,12 @@ from compare.calibrate.decode_cases import (
     with_fault,
 )
 from compare.calibrate.model_kernels import Freedom
+from compare.judging.sides import share_by_tensor
 from compare.report.environment import environment
 from compare.run import registry
 from compare.suites.dcp_decode import judge as dcp_decode
 from compare.suites.dcp_decode.call import DcpDecodeResult
-from compare.suites.dcp_decode.judge import Evidence, share_by_tensor
+from compare.suites.dcp_decode.judge import evidence_of, side_of
 from compare.suites.dcp_decode.make import dcp_decode_inputs
 
 MODELS = {
@@ -59,7 +60,7 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
     todo = random_cases(cases, shapes, seed)
     for case in track(todo, "calibrating", cases, console=console or Console(stderr=True)):
         inputs = dcp_decode_inputs(case)
-        evidence, line = Evidence(inputs), str(case)
+        evidence, line = evidence_of(inputs), str(case)
         batches.add((case.lens, case.q, case.h, case.page, case.kv))
         result = xla.run(inputs)
         assert isinstance(result, DcpDecodeResult)
@@ -77,7 +78,9 @@ def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None
         fault = list(possible)[int(rng.integers(len(possible)))]
         result = with_fault(evidence, possible[fault])
         if result is not None:
-            wrong[fault].append((max(share_by_tensor(inputs, result, evidence).values()), line))
+            wrong[fault].append(
+                (max(share_by_tensor(evidence, side_of(inputs, result)).values()), line)
+            )
     return {
         "schema": SCHEMA,
         "kind": "judge-calibration-decode",

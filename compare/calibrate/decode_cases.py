@@ -17,9 +17,9 @@ from compare.houses.ranks import merge_by_torch, run_shards
 from compare.judging.attention_call import SparsePrefillInputs
 from compare.judging.device import to_numpy
 from compare.judging.elements import round_to_bfloat16
+from compare.judging.evidence import Evidence
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
-from compare.suites.dcp_decode.evidence import Evidence
 from compare.suites.dcp_decode.facts import visible_keys
 
 SPLITS = (1, 16, 64)

@@ -11,9 +11,9 @@ from jaxtyping import BFloat16
 from compare.judging.contract import PREFILL, Contract
 from compare.judging.device import to_numpy, upload
 from compare.judging.elements import Pair, round_to_bfloat16, row_norm, ulp_distance
-from compare.judging.evidence import Rows, places_of
 from compare.judging.metrics import Distance
 from compare.judging.result_view import OutBlock, ResultView
+from compare.judging.rows import Rows, places_of
 from compare.judging.tolerance import (
     FEW_ROWS,
     OUT_FLOOR,

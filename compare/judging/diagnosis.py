@@ -14,10 +14,11 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from compare.judging.evidence import Evidence, OracleRows, row_norm
+from compare.judging.evidence import Evidence
 from compare.judging.hypotheses import Hypothesis, Sample, hypotheses
 from compare.judging.metrics import to_float64
 from compare.judging.result_view import ResultView
+from compare.judging.rows import OracleRows, row_norm
 from compare.judging.special import SpecialValues
 from compare.judging.tolerance import OUT_FLOOR, P_ROUNDING
 from compare.protocol.verdict import Diagnosis
@@ -55,7 +56,7 @@ def diagnose(
     sample = sample_of(evidence, view, suspects)
     if sample is None:
         return tuple(found)
-    found += explanations(sample, hypotheses(sample))
+    found += explanations(sample, hypotheses(sample, evidence.inputs))
     return tuple(found)
 
 
@@ -98,7 +99,7 @@ def explanations(sample: Sample, possible: Iterable[Hypothesis]) -> list[Diagnos
 
 def _tokens(evidence: Evidence, suspects: list[int], oracle_runs: int) -> Int64[np.ndarray, " n"]:
     """Suspects first, then tokens spread over the sample; ascending."""
-    flop_per_token = evidence.flop / max(evidence.num_tokens, 1)
+    flop_per_token = evidence.witness.flop / max(evidence.num_tokens, 1)
     most = int(np.clip(_FLOP / max(oracle_runs * flop_per_token, 1.0), 2, _MOST_TOKENS))
     spread = evidence.sample[:: max(1, len(evidence.sample) // _MOST_TOKENS)]
     first = suspects[: max(1, most // 2)]
@@ -154,7 +155,7 @@ class _Trial:
         self.got = {"out": to_float64(out)}
         for name, values in sample.view.statistics(sample.tokens).items():
             self.got[name] = to_float64(values).ravel()
-        self.kinds = sample.evidence.keys.rows(sample.tokens)
+        self.kinds = sample.evidence.witness.kinds(sample.tokens)
         self.copies = np.sqrt(np.maximum(self.kinds.facts.copies, 1))[:, None]
 
     def fit(self, hypothesis: Hypothesis) -> _Fit | None:

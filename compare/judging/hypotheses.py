@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from compare.judging.evidence import Evidence, OracleRows
+from compare.judging.attention_call import SparsePrefillInputs
+from compare.judging.evidence import Evidence
 from compare.judging.metrics import to_float64
 from compare.judging.result_view import ResultView
+from compare.judging.rows import OracleRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +45,9 @@ class Sample:
         return self.evidence.heads
 
 
-def hypotheses(sample: Sample) -> Iterator[Hypothesis]:
+def hypotheses(sample: Sample, inputs: SparsePrefillInputs) -> Iterator[Hypothesis]:
     """All faults that are possible with these inputs. Names are stable; reports rely on them."""
-    yield from _variants(sample)
+    yield from _variants(sample, inputs)
     yield from head_orders(sample)
     yield from neighbour_tokens(sample)
     contract = sample.contract
@@ -61,11 +63,10 @@ def hypotheses(sample: Sample) -> Iterator[Hypothesis]:
     )
 
 
-def _variants(sample: Sample) -> Iterator[Hypothesis]:
+def _variants(sample: Sample, inputs: SparsePrefillInputs) -> Iterator[Hypothesis]:
     """The deviations that torch_ref's oracle computes itself."""
     from torch_ref import Variant
 
-    inputs = sample.evidence.inputs
     tokens = sample.tokens
     scale, S = inputs.sm_scale, len(inputs.kv)
     found = [

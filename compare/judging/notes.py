@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compare.judging.attention_call import SparsePrefillInputs
-
-if TYPE_CHECKING:
-    from compare.judging.evidence import Rows
+from compare.judging.rows import Rows
 
 HALF_ULP = 2.0**-9
 """A factor closer to 1 than this is 1 in bfloat16."""

@@ -9,10 +9,10 @@ from jaxtyping import Float64, Int64
 from compare.judging.contract import PREFILL, Contract
 from compare.judging.device import to_numpy, upload
 from compare.judging.elements import Pair, row_norm
-from compare.judging.evidence import places_of
 from compare.judging.metrics import Distance
 from compare.judging.result_view import OutBlock, ResultView
 from compare.judging.row_kinds import RowKinds
+from compare.judging.rows import places_of
 from compare.protocol.verdict import TensorMetrics
 
 MOST_DIFFERENT = 32

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from compare.judging.against_oracle import AgainstOracle
 from compare.judging.contract import PREFILL, Contract
-from compare.judging.evidence import Evidence, Rows
+from compare.judging.evidence import Evidence
 from compare.judging.metrics import Distance
 from compare.judging.result_view import ResultView
+from compare.judging.rows import Rows
 from compare.judging.side_by_side import SideBySide
 from compare.judging.special import SpecialValues
 from compare.judging.threads import in_order
@@ -20,10 +23,18 @@ from compare.protocol.verdict import Worst
 
 
 class Side:
-    """A result with all that is held against it."""
+    """A result with all that is held against it. notes: what its adapter did."""
 
-    def __init__(self, view: ResultView, case: Case | None, contract: Contract = PREFILL) -> None:
+    def __init__(
+        self,
+        view: ResultView,
+        case: Case | None,
+        contract: Contract = PREFILL,
+        *,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self.view = view
+        self.notes = notes
         self.contract = contract
         self.exact = getattr(case, "data", None) == "exact"
         self.special = self.fresh_special()
@@ -79,7 +90,7 @@ def prefixed(profile: str, failures: dict[str, str], name: str = "flashmla") -> 
     return [f"{name}: {said}" if profile == "both" else said for said in failures.values()]
 
 
-def measure(evidence: Evidence, sides: tuple[Side, ...], beside: SideBySide | None) -> None:
+def measure(evidence: Evidence[Any], sides: tuple[Side, ...], beside: SideBySide | None) -> None:
     """Special values and candidate beside reference in every row, and rows against the oracle: in
     one walk where it has every row, else its sample and the most different rows after the walk.
     """
@@ -95,14 +106,22 @@ def measure(evidence: Evidence, sides: tuple[Side, ...], beside: SideBySide | No
     _ask_the_oracle(evidence, sides, tokens)
 
 
+def share_by_tensor(evidence: Evidence[Any], side: Side) -> dict[str, float]:
+    """The largest share of the calibrated bounds that a well-formed result uses, by tensor, and of
+    "out tensor", the bound of out as a whole. inf where a special value is at the wrong place.
+    """
+    measure(evidence, (side,), None)
+    return side.shares | {finding.tensor: math.inf for finding in side.special.findings}
+
+
 def _walk(
-    evidence: Evidence,
+    evidence: Evidence[Any],
     sides: tuple[Side, ...],
     beside: SideBySide | None,
     blocks: Iterable[Rows | Int64[np.ndarray, " n"]],
 ) -> None:
-    """All that is to be said about blocks of tokens, each carried to the device once; of a block
-    that comes as Rows, what the oracle says too.
+    """Looks at blocks of tokens, each carried to the device once; at a block that comes as Rows
+    against the oracle too.
     """
 
     def look(
@@ -110,7 +129,7 @@ def _walk(
     ) -> tuple[list[SpecialValues], list[AgainstOracle], SideBySide | None]:
         rows = block if isinstance(block, Rows) else None
         tokens = block.tokens if isinstance(block, Rows) else block
-        kinds = evidence.keys.rows(tokens) if rows is None else rows.kinds
+        kinds = evidence.witness.kinds(tokens) if rows is None else rows.kinds
         outs = [side.view.block(tokens, evidence.device) for side in sides]
         special = [side.fresh_special() for side in sides]
         numbers = [] if rows is None else [side.fresh_numbers() for side in sides]
@@ -135,7 +154,7 @@ def _walk(
 
 
 def _ask_the_oracle(
-    evidence: Evidence, sides: tuple[Side, ...], tokens: Int64[np.ndarray, " n"]
+    evidence: Evidence[Any], sides: tuple[Side, ...], tokens: Int64[np.ndarray, " n"]
 ) -> None:
     """The rows of these tokens against the oracle."""
 

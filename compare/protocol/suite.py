@@ -46,7 +46,7 @@ class Suite:
     Case -> Inputs, always the same bytes on every machine. lines: its case lines, given whether all
     of them are wanted or those of a default run. judging: the module that has
     judge(inputs, candidate, reference, *, profile, evidence) and, where evidence is worth sharing
-    among candidates, Evidence(inputs, device).
+    among candidates, evidence_of(inputs, device).
     offers: its implementations. candidates: the names that a run takes which names none, in this
     order, as far as they can run. references: the names that such a run compares with, the first
     one that is there; none: the oracle alone. records: how its results are recorded; None: they
@@ -72,7 +72,7 @@ class Suite:
     def evidence(self, inputs: Inputs, device: Callable[[], str]) -> Any:
         """What the judge shares among the candidates of one case; None where there is nothing.
         device: gives torch's name of where it computes, asked only where there is evidence."""
-        make = getattr(importlib.import_module(self.judging), "Evidence", None)
+        make = getattr(importlib.import_module(self.judging), "evidence_of", None)
         return None if make is None else make(inputs, device())
 
     def judge(

@@ -13,18 +13,19 @@ import numpy as np
 from jaxtyping import Int64
 
 from compare.judging.diagnosis import explanations, sample_of
-from compare.judging.evidence import OracleRows
+from compare.judging.evidence import Evidence
 from compare.judging.hypotheses import Hypothesis, Sample, head_orders, neighbour_tokens
 from compare.judging.result_view import ResultView
+from compare.judging.rows import OracleRows
 from compare.judging.special import SpecialValues
 from compare.protocol.verdict import Diagnosis
-from compare.suites.dcp_decode.evidence import Evidence, as_rows
+from compare.suites.dcp_decode.evidence import DecodeWitness, as_rows
 
 _ORACLE_RUNS = 24
 
 
 def diagnose(
-    evidence: Evidence, view: ResultView, suspects: list[int], special: SpecialValues
+    evidence: Evidence[DecodeWitness], view: ResultView, suspects: list[int], special: SpecialValues
 ) -> tuple[Diagnosis, ...]:
     """The faults that a failing candidate's tensors show; () where none explains them.
 
@@ -48,7 +49,7 @@ def diagnose(
                 "merge takes for a key of score 0; -inf is due",
             )
         )
-    padded = [t for t in special.suspects if evidence.keys.request[t] < 0]
+    padded = [t for t in special.suspects if evidence.witness.keys.request[t] < 0]
     if padded:
         found.append(
             Diagnosis(
@@ -63,7 +64,7 @@ def diagnose(
     return tuple(found)
 
 
-def hypotheses(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
+def hypotheses(evidence: Evidence[DecodeWitness], sample: Sample) -> Iterator[Hypothesis]:
     """All faults that are possible with these inputs. Names are stable; reports rely on them."""
     yield from _deviations(evidence, sample.tokens)
     yield from _of_lse(evidence, sample)
@@ -79,7 +80,9 @@ def hypotheses(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
     )
 
 
-def _deviations(evidence: Evidence, tokens: Int64[np.ndarray, " n"]) -> Iterator[Hypothesis]:
+def _deviations(
+    evidence: Evidence[DecodeWitness], tokens: Int64[np.ndarray, " n"]
+) -> Iterator[Hypothesis]:
     """The deviations that torch_ref's oracle computes itself, on every rank that runs."""
     from torch_ref import DecodeVariant
 
@@ -195,7 +198,7 @@ def _deviations(evidence: Evidence, tokens: Int64[np.ndarray, " n"]) -> Iterator
         )
 
 
-def _view_in_words(evidence: Evidence) -> str:
+def _view_in_words(evidence: Evidence[DecodeWitness]) -> str:
     starts = evidence.inputs.query_start_loc
     rows, requests = len(evidence.inputs.q), len(starts) - 1
     lens = "+".join(map(str, np.diff(starts).tolist()))
@@ -205,7 +208,7 @@ def _view_in_words(evidence: Evidence) -> str:
     return f"{lens}{padding} is viewed as {each}: rows get other tokens' bounds or other requests"
 
 
-def _of_lse(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
+def _of_lse(evidence: Evidence[DecodeWitness], sample: Sample) -> Iterator[Hypothesis]:
     """Faults of the returned lse alone."""
     from torch_ref import DecodeVariant
 
@@ -221,7 +224,11 @@ def _of_lse(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
         rows=lambda: dataclasses.replace(contract, lse=contract.lse * math.log(2.0)),
     )
     reshaped = DecodeVariant(lse_layout="reshaped")
-    for of in (evidence.whole, evidence.oracle) if evidence.inputs.shards else (evidence.whole,):
+    for of in (
+        (evidence.witness.whole, evidence.oracle)
+        if evidence.inputs.shards
+        else (evidence.witness.whole,)
+    ):
         yield Hypothesis(
             name="lse-layout-reshaped",
             sentence="each request's lse [H, q] is read as [q, H]; it must be transposed, not "
@@ -230,9 +237,9 @@ def _of_lse(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
         )
 
 
-def _of_the_merge(evidence: Evidence, sample: Sample) -> Iterator[Hypothesis]:
+def _of_the_merge(evidence: Evidence[DecodeWitness], sample: Sample) -> Iterator[Hypothesis]:
     """Right partial results, put together wrongly."""
-    parts = evidence.parts(sample.tokens)
+    parts = evidence.witness.parts(sample.tokens)
     ranks = range(len(parts))
     base2 = 1.0 / math.log(2.0)
 

@@ -9,18 +9,19 @@ import math
 
 from compare.judging.attention_call import SparsePrefillResult
 from compare.judging.contract import Contract
+from compare.judging.evidence import Evidence
 from compare.judging.parts import EXACT_MERGED_LSE_ULPS, MERGE_ULPS, PARTS
 from compare.judging.result_view import FormFault, ResultView, form_fault
-from compare.judging.sides import Side, measure
+from compare.judging.sides import Side
 from compare.judging.tolerance import check_profile
-from compare.judging.weighing import weigh
+from compare.judging.verdicts import Remarks, refusal, verdict_on
 from compare.protocol.verdict import Verdict
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.diagnosis import diagnose
-from compare.suites.dcp_decode.evidence import Evidence
+from compare.suites.dcp_decode.evidence import DecodeWitness, evidence_of
 from compare.suites.dcp_decode.tolerance import FLASHMLA_DENSE, tolerances
 
-__all__ = ["Evidence", "judge", "share_by_tensor"]
+__all__ = ["evidence_of", "judge", "side_of"]
 
 _VALUE_WIDTH = 512
 
@@ -31,9 +32,9 @@ def judge(
     reference: DcpDecodeResult | None = None,
     *,
     profile: str = "calibrated",
-    evidence: Evidence | None = None,
+    evidence: Evidence[DecodeWitness] | None = None,
 ) -> Verdict:
-    """What is to be said about a candidate's result on these inputs.
+    """Judges a candidate's result on these inputs.
 
     Where inputs.shards is set the result is that of all ranks merged, and the oracle that of the
     one call over all keys. reference, profile, evidence: as for sparse prefill; the flashmla
@@ -47,42 +48,32 @@ def judge(
     """
     check_profile(profile)
     if fault := _form(inputs, candidate):
-        rows = inputs.q.shape[0] * inputs.q.shape[1]
-        return Verdict(status=fault.status, reason=fault.reason, rows_total=rows)
-    evidence = evidence or Evidence(inputs)
-    reference_failed = None
-    if reference is not None and (fault := _form(inputs, reference)):
-        reference, reference_failed = None, fault.reason
-
-    results = [candidate] if reference is None else [candidate, reference]
+        return refusal(inputs, fault)
+    evidence = evidence or evidence_of(inputs)
+    other = None if reference is None else _form(inputs, reference)
+    results = [candidate] if reference is None or other else [candidate, reference]
     contract = contract_of(inputs, *results)
-    sides = [Side(_view(result), inputs.case, contract) for result in results]
-    return weigh(
+    if reference is not None and other is None:
+        other = side_of(inputs, reference, contract)
+    return verdict_on(
         evidence,
-        sides[0],
-        None if reference is None else sides[1],
-        profile=profile,
-        reference_failed=reference_failed,
-        explain=lambda side, suspects: diagnose(evidence, side.view, suspects, side.special),
-        more=_size,
-        notes=(
-            *candidate.notes,
-            *(() if reference is None else (f"reference: {note}" for note in reference.notes)),
-            *evidence.notes,
-            *_profile_notes(inputs, contract, profile),
+        side_of(inputs, candidate, contract),
+        other,
+        Remarks(
+            diagnose=lambda side, suspects: diagnose(evidence, side.view, suspects, side.special),
+            details=_size,
+            notes=_profile_notes(inputs, contract, profile),
         ),
+        profile=profile,
     )
 
 
-def share_by_tensor(
-    inputs: DcpDecodeInputs, result: DcpDecodeResult, evidence: Evidence
-) -> dict[str, float]:
-    """The largest share of the calibrated bounds that a well-formed result uses, by tensor, and of
-    "out tensor", the bound of out as a whole. inf where a special value is at the wrong place.
-    """
-    side = Side(_view(result), inputs.case, contract_of(inputs, result))
-    measure(evidence, (side,), None)
-    return side.shares | {finding.tensor: math.inf for finding in side.special.findings}
+def side_of(
+    inputs: DcpDecodeInputs, result: DcpDecodeResult, contract: Contract | None = None
+) -> Side:
+    """A well-formed result, to be measured; contract: None is that of this result alone."""
+    view = ResultView(_plain(result), merges_parts=True, rounded_parts=PARTS.index(result.parts))
+    return Side(view, inputs.case, contract or contract_of(inputs, result), notes=result.notes)
 
 
 def contract_of(inputs: DcpDecodeInputs, *results: DcpDecodeResult) -> Contract:
@@ -119,10 +110,6 @@ def _form(inputs: DcpDecodeInputs, result: DcpDecodeResult) -> FormFault | None:
         raise ValueError(f"result: parts is {result.parts!r}; accepted: {accepted}")
     T, H, _ = inputs.q.shape
     return form_fault(_plain(result), T, H, _VALUE_WIDTH)
-
-
-def _view(result: DcpDecodeResult) -> ResultView:
-    return ResultView(_plain(result), merges_parts=True, rounded_parts=PARTS.index(result.parts))
 
 
 def _plain(result: DcpDecodeResult) -> SparsePrefillResult:

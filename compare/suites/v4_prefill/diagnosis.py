@@ -10,14 +10,15 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from compare.judging.diagnosis import explanations, sample_of
-from compare.judging.evidence import OracleRows
+from compare.judging.evidence import Evidence
 from compare.judging.hypotheses import Hypothesis, Sample
 from compare.judging.hypotheses import hypotheses as attention_hypotheses
 from compare.judging.plans import PlanChunk
 from compare.judging.result_view import ResultView
+from compare.judging.rows import OracleRows
 from compare.judging.special import SpecialValues
 from compare.protocol.verdict import Diagnosis
-from compare.suites.v4_prefill.evidence import Evidence
+from compare.suites.v4_prefill.evidence import V4Witness
 from compare.suites.v4_prefill.faults import Fault, faults
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _ORACLE_RUNS = 45
 
 
 def diagnose(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     view: ResultView,
     suspects: list[int],
     special: SpecialValues,
@@ -53,7 +54,7 @@ def diagnose(
     if sample is None:
         return tuple(found)
     possible = [
-        *attention_hypotheses(sample),
+        *attention_hypotheses(sample, evidence.witness.call),
         *path_hypotheses(evidence, sample, plan, attention_alone=not path),
     ]
     found += explanations(sample, possible)
@@ -69,7 +70,7 @@ def diagnose(
 
 
 def path_hypotheses(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     sample: Sample,
     plan: tuple[PlanChunk, ...],
     *,
@@ -79,7 +80,7 @@ def path_hypotheses(
     keys: as one of the workspace's rows, and as one of what is read.
     """
     tokens = sample.tokens
-    for fault in faults(evidence.path):
+    for fault in faults(evidence.inputs):
         if attention_alone and fault.stage != "attention":
             continue
         for through in ("workspace", "cache"):
@@ -88,7 +89,7 @@ def path_hypotheses(
 
 
 def _hypothesis(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     fault: Fault,
     plan: tuple[PlanChunk, ...],
     tokens: Int64[np.ndarray, " n"],
@@ -96,7 +97,7 @@ def _hypothesis(
 ) -> Hypothesis:
     @functools.cache
     def found() -> tuple[OracleRows, Bool[np.ndarray, " n"]]:
-        return evidence.deviation(tokens, fault.variant, plan, through=through)
+        return evidence.witness.deviation(tokens, fault.variant, plan, through=through)
 
     return Hypothesis(
         name=fault.name,
@@ -108,7 +109,7 @@ def _hypothesis(
 
 
 def _changes(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     fault: Fault,
     plan: tuple[PlanChunk, ...],
     tokens: Int64[np.ndarray, " n"],
@@ -117,7 +118,7 @@ def _changes(
     """Whether a fault gives some token other keys or reads them otherwise."""
     from torch_ref.v4.variants import RIGHT, variant_keys
 
-    inputs, variant = evidence.arguments, fault.variant
+    inputs, variant = evidence.witness.arguments, fault.variant
     if variant.reading != "right":
         return True
     for token in tokens.tolist():

@@ -1,22 +1,21 @@
-"""Oracle and yardstick of one V4 prefill, shared by all of its candidates: those of the one plain
-sparse prefill that the batch is.
-"""
+"""Oracle and yardstick of one V4 prefill: those of the plain sparse prefill that the batch is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
-from compare.judging import evidence
 from compare.judging.attention_call import SparsePrefillInputs
 from compare.judging.device import rows_at, to_numpy, upload
-from compare.judging.evidence import OracleRows
-from compare.judging.parts import exact_slack
+from compare.judging.evidence import Evidence
 from compare.judging.plans import PlanChunk
-from compare.suites.v4_prefill.call import V4PrefillInputs
+from compare.judging.row_kinds import RowKinds
+from compare.judging.rows import OracleRows, Rows, oracle_rows
+from compare.judging.sparse_witness import SparseWitness
+from compare.suites.v4_prefill.call import V4_PREFILL_ARRAYS, V4PrefillInputs
 from compare.suites.v4_prefill.rows import FlatRows
 
 if TYPE_CHECKING:
@@ -24,36 +23,55 @@ if TYPE_CHECKING:
     from torch_ref.v4.variants import Through, V4Variant
 
 
-class Evidence(evidence.Evidence):
-    """Oracle and yardstick of one case.
+def evidence_of(inputs: V4PrefillInputs, device: str | None = None) -> Evidence[V4Witness]:
+    """Oracle and yardstick of one case. inputs: what torch_ref accepts (ValueError otherwise)."""
+    return Evidence(V4Witness(inputs, device))
 
-    path: the case's arguments; inputs: the same batch as one sparse prefill, whose keys `flat`
-    names. arguments: torch_ref's, checked (ValueError where it doesn't accept them). device: where
-    torch computes, as torch names it; None is the CPU.
+
+class V4Witness:
+    """What oracle and yardstick say about one batch.
+
+    inputs: the batch. arguments: torch_ref's. attention: the same batch as one sparse prefill,
+    `call`, whose keys `flat` names.
     """
 
-    def __init__(self, path: V4PrefillInputs, device: str | None = None) -> None:
+    def __init__(self, inputs: V4PrefillInputs, device: str | None = None) -> None:
         from torch_ref.v4.flat import flatten
 
-        self.path = path
-        self.arguments = _checked(path, device)
-        call = flatten(self.arguments)
-        self.flat = FlatRows(path)
-        super().__init__(
-            SparsePrefillInputs(
-                q=path.q,
-                kv=to_numpy(call.kv),
-                indices=to_numpy(call.indices),
-                sm_scale=path.sm_scale,
-                attn_sink=path.attn_sink,
-                topk_length=to_numpy(call.topk_length),
-                case=path.case,
-            ),
-            device,
+        self.inputs = inputs
+        self.device = device
+        self.arguments = _checked(inputs, device)
+        self.flat = FlatRows(inputs)
+        flat = flatten(self.arguments)
+        self.call = SparsePrefillInputs(
+            q=inputs.q,
+            kv=to_numpy(flat.kv),
+            indices=to_numpy(flat.indices),
+            sm_scale=inputs.sm_scale,
+            attn_sink=inputs.attn_sink,
+            topk_length=to_numpy(flat.topk_length),
+            case=inputs.case,
         )
+        self.attention = SparseWitness(self.call, device, merges_parts=True)
+        self.tolerances = self.attention.tolerances
+        self.flop = self.attention.flop
+        self.widest = self.attention.widest
 
-    def _slack(self, lse: Float64[np.ndarray, "n H"]) -> Float64[torch.Tensor, "n H _"]:
-        return upload(exact_slack(lse), self.device)[..., None]
+    def kinds(self, tokens: Int64[np.ndarray, " n"]) -> RowKinds:
+        """Which special values the rows of these tokens must hold."""
+        return self.attention.kinds(tokens)
+
+    def rows(self, tokens: Int64[np.ndarray, " n"]) -> Rows:
+        """Oracle and yardstick on these tokens."""
+        return self.attention.rows(tokens)
+
+    def oracle(self, tokens: Int64[np.ndarray, " n"], variant: Any = None) -> OracleRows:
+        """The oracle on these tokens; variant: a deviation of the attention alone."""
+        return self.attention.oracle(tokens, variant)
+
+    def notes(self, blocks: Iterable[Rows]) -> tuple[str, ...]:
+        """Sentences about the case itself."""
+        return self.attention.notes(blocks)
 
     def deviation(
         self,
@@ -70,56 +88,36 @@ class Evidence(evidence.Evidence):
         from torch_ref.v4.variants import variant_call
 
         call, unknown = variant_call(
-            self.arguments,
-            variant,
-            plan,
-            tokens.tolist(),
-            through=through,
+            self.arguments, variant, plan, tokens.tolist(), through=through
         )
-        found = torch_ref.sparse_prefill_oracle(
-            q=upload(rows_at(self.path.q, tokens), self.device),
+        result = torch_ref.sparse_prefill_oracle(
+            q=upload(rows_at(self.inputs.q, tokens), self.device),
             kv=call.kv,
             indices=call.indices,
-            sm_scale=self.path.sm_scale,
+            sm_scale=self.inputs.sm_scale,
             attn_sink=self.arguments.attn_sink,
             topk_length=call.topk_length,
         )
-        rows = OracleRows(
-            out=to_numpy(found.out),
-            max_logits=to_numpy(found.max_logits),
-            lse=to_numpy(found.lse),
-            p2=to_numpy(found.p2),
-        )
-        return rows, unknown.numpy()
+        return oracle_rows(result), unknown.numpy()
 
 
-def _checked(path: V4PrefillInputs, device: str | None) -> V4Inputs:
+def _checked(inputs: V4PrefillInputs, device: str | None) -> V4Inputs:
     from torch_ref.v4.inputs import check_v4_inputs
 
-    names = (
-        "q",
-        "swa_cache",
-        "swa_block_table",
-        "query_start_loc",
-        "seq_lens",
-        "compressed_cache",
-        "compressed_block_table",
-        "topk_indices",
-        "attn_sink",
-    )
     arrays: dict[str, Any] = {
         name: None if array is None else upload(array, device)
-        for name in names
-        for array in (getattr(path, name),)
+        for name in V4_PREFILL_ARRAYS
+        if name != "seq_lens_bound"  # the planner's alone
+        for array in (getattr(inputs, name),)
     }
     return check_v4_inputs(
         **arrays,
-        sm_scale=path.sm_scale,
-        swa_page=path.swa_page,
-        kv_format=path.kv_format,
-        compress_ratio=path.compress_ratio,
-        compressed_page=path.compressed_page,
-        window=path.window,
-        image_spans=path.image_spans,
-        max_image_tokens=path.max_image_tokens,
+        sm_scale=inputs.sm_scale,
+        swa_page=inputs.swa_page,
+        kv_format=inputs.kv_format,
+        compress_ratio=inputs.compress_ratio,
+        compressed_page=inputs.compressed_page,
+        window=inputs.window,
+        image_spans=inputs.image_spans,
+        max_image_tokens=inputs.max_image_tokens,
     )

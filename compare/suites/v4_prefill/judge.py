@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from compare.judging import attention as sparse_prefill
-from compare.judging.attention import profile_notes
+from compare.judging import attention
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.evidence import Evidence
 from compare.judging.exact_keys import key_difference
 from compare.judging.parts import PARTS
-from compare.judging.result_view import ResultView, form_fault
+from compare.judging.plans import PlanChunk
+from compare.judging.result_view import FormFault, ResultView, form_fault
 from compare.judging.sides import Side
 from compare.judging.tolerance import check_profile
-from compare.judging.weighing import weigh
+from compare.judging.verdicts import NO_ROWS, Remarks, refusal, verdict_on
 from compare.protocol.verdict import Diagnosis, Status, Verdict
-from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.call import ChunkStage, V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.diagnosis import diagnose
-from compare.suites.v4_prefill.evidence import Evidence
+from compare.suites.v4_prefill.evidence import V4Witness, evidence_of
 from compare.suites.v4_prefill.plan import right_plan
 from compare.suites.v4_prefill.stages import StageFault, StageFindings, judge_stages
 
-__all__ = ["Evidence", "judge", "share_by_tensor"]
+__all__ = ["evidence_of", "judge", "side_of"]
 
 _VALUE_WIDTH = 512
 _OTHER_ATTENTION = "the attention is wrong too, and no known fault explains it"
@@ -38,9 +39,9 @@ def judge(
     reference: V4PrefillResult | None = None,
     *,
     profile: str = "calibrated",
-    evidence: Evidence | None = None,
+    evidence: Evidence[V4Witness] | None = None,
 ) -> Verdict:
-    """What is to be said about a candidate's result on these inputs.
+    """Judges a candidate's result on these inputs.
 
     reference, profile, evidence: as for sparse prefill. A result with a wrong plan has the status
     PLAN, one with wrong rows or indices NUMERIC, unless its tensors are wrong in another way; right
@@ -49,88 +50,75 @@ def judge(
     ValueError: an unknown profile, or inputs that no implementation may be given.
     """
     check_profile(profile)
-    T, H, _ = inputs.q.shape
-    if fault := form_fault(plain(candidate), T, H, _VALUE_WIDTH):
-        return Verdict(status=fault.status, reason=fault.reason, rows_total=T * H)
-    evidence = evidence or Evidence(inputs)
-    found = judge_stages(evidence, candidate)
-    if fault := found.form:
-        return Verdict(status=fault.status, reason=fault.reason, rows_total=T * H)
-    reference_failed = None
+    if fault := _form(inputs, candidate):
+        return refusal(inputs, fault)
+    evidence = evidence or evidence_of(inputs)
+    stages = judge_stages(evidence, candidate)
+    if stages.form is not None:
+        return refusal(inputs, stages.form)
+    other = None
     if reference is not None:
-        reference_failed = _form_or_stages(evidence, reference)
-        reference = None if reference_failed else reference
-    said = [] if reference is None else [f"reference: {note}" for note in reference.notes]
-    verdict = weigh(
+        other = _form_or_stages(evidence, reference) or side_of(inputs, reference)
+    verdict = verdict_on(
         evidence,
-        Side(view(candidate), inputs.case),
-        None if reference is None else Side(view(reference), inputs.case),
+        side_of(inputs, candidate),
+        other,
+        Remarks(
+            diagnose=lambda side, suspects: _explain(evidence, candidate, stages, side, suspects),
+            details=lambda side: _keys_in_words(evidence.witness, side),
+            notes=(*stages.notes, *attention.profile_notes(inputs.case, profile)),
+        ),
         profile=profile,
-        reference_failed=reference_failed,
-        explain=lambda side, suspects: _explain(evidence, candidate, found, side, suspects),
-        more=lambda side: _keys_in_words(evidence, side),
-        notes=(
-            *candidate.notes,
-            *said,
-            *evidence.notes,
-            *found.notes,
-            *profile_notes(inputs.case, profile),
-        ),
-        not_compared=tuple(
-            name for name in ("max_logits", "plan", "stages") if getattr(candidate, name) is None
-        ),
-        rowless=Status.UNSUPPORTED if candidate.plan is None else Status.PASS,
     )
-    return _with_stages(evidence, candidate, found, verdict)
+    return _with_stages(evidence, candidate, stages, verdict)
 
 
-def share_by_tensor(
-    inputs: V4PrefillInputs, result: V4PrefillResult, evidence: Evidence
-) -> dict[str, float]:
-    """The largest share of the calibrated bounds that a well-formed result uses; as for sparse
-    prefill."""
-    return sparse_prefill.share_by_tensor(evidence.inputs, plain(result), evidence)
+def side_of(inputs: V4PrefillInputs, result: V4PrefillResult) -> Side:
+    """A well-formed result's tensors, to be measured."""
+    view = ResultView(
+        _tensors(result),
+        merges_parts=result.parts is not None,
+        rounded_parts=0 if result.parts is None else PARTS.index(result.parts),
+    )
+    return Side(view, inputs.case, notes=result.notes)
 
 
-def plain(result: V4PrefillResult) -> SparsePrefillResult:
-    """The tensors of a result, without its plan and stages."""
+def _tensors(result: V4PrefillResult) -> SparsePrefillResult:
+    """The result without its plan and stages."""
     return SparsePrefillResult(
         out=result.out, lse=result.lse, max_logits=result.max_logits, out_rows=result.out_rows
     )
 
 
-def view(result: V4PrefillResult) -> ResultView:
-    """A result's rows as the judge reads them."""
-    rounded = 0 if result.parts is None else PARTS.index(result.parts)
-    merged = result.parts is not None
-    return ResultView(plain(result), merges_parts=merged, rounded_parts=rounded)
+def _form(inputs: V4PrefillInputs, result: V4PrefillResult) -> FormFault | None:
+    T, H, _ = inputs.q.shape
+    return form_fault(_tensors(result), T, H, _VALUE_WIDTH)
 
 
-def _form_or_stages(evidence: Evidence, reference: V4PrefillResult) -> str | None:
+def _form_or_stages(evidence: Evidence[V4Witness], reference: V4PrefillResult) -> FormFault | None:
     """Why a reference can't be believed, apart from its numbers."""
-    T, H, _ = evidence.path.q.shape
-    if fault := form_fault(plain(reference), T, H, _VALUE_WIDTH):
-        return fault.reason
-    found = judge_stages(evidence, reference)
-    if found.form is not None:
-        return found.form.reason
-    return found.faults[0].sentence if found.faults else None
+    if fault := _form(evidence.inputs, reference):
+        return fault
+    stages = judge_stages(evidence, reference)
+    if stages.form is not None or not stages.faults:
+        return stages.form
+    return FormFault(status=stages.faults[0].status, reason=stages.faults[0].sentence)
 
 
 def _explain(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     candidate: V4PrefillResult,
-    found: StageFindings,
+    stages: StageFindings,
     side: Side,
     suspects: list[int],
 ) -> tuple[Diagnosis, ...]:
     """The faults that the tensors show. Stages that are wrong say so themselves; those that are
     right leave the attention.
     """
-    if any(fault.stage != "plan" for fault in found.faults) or not found.whole:
+    if any(fault.stage != "plan" for fault in stages.faults) or not stages.whole:
         return ()
     staged = candidate.stages is not None
-    plan = right_plan(evidence.path) if candidate.plan is None else candidate.plan
+    plan = right_plan(evidence.inputs) if candidate.plan is None else candidate.plan
     named = diagnose(evidence, side.view, suspects, side.special, plan, path=not staged)
     if not staged:
         return named
@@ -148,75 +136,91 @@ def _explain(
 
 
 def _with_stages(
-    evidence: Evidence, candidate: V4PrefillResult, found: StageFindings, verdict: Verdict
+    evidence: Evidence[V4Witness],
+    candidate: V4PrefillResult,
+    stages: StageFindings,
+    verdict: Verdict,
 ) -> Verdict:
     """The verdict on the tensors, with what is wrong with the stages in front of it."""
-    if not found.faults:
+    missing = [name for name in ("plan", "stages") if getattr(candidate, name) is None]
+    verdict = dataclasses.replace(verdict, not_compared=(*verdict.not_compared, *missing))
+    if candidate.plan is not None and verdict.reason == NO_ROWS:
+        # Without any row the plan was compared all the same.
+        verdict = dataclasses.replace(
+            verdict, status=Status.PASS, reason="", share=max(verdict.shares.values())
+        )
+    if not stages.faults:
         return verdict
-    faults = list(found.faults)
+    faults = list(stages.faults)
     if any(fault.stage != "plan" for fault in faults):
-        faults += _attention_faults(evidence, candidate)
-    status = verdict.status
-    if not status.failed:
-        status = Status.PLAN if faults[0].stage == "plan" else Status.NUMERIC
+        fault = _attention_fault(evidence, candidate)
+        faults += [] if fault is None else [fault]
     worst = tuple(fault.worst for fault in faults if fault.worst is not None)
+    reasons = [fault.sentence for fault in faults]
     return dataclasses.replace(
         verdict,
-        status=status,
-        reason="; ".join([*(fault.sentence for fault in faults), verdict.reason]).removesuffix(
-            "; "
-        ),
+        status=verdict.status if verdict.status.failed else faults[0].status,
+        reason="; ".join([*reasons, verdict.reason] if verdict.reason else reasons),
         diagnosis=(*(fault.diagnosis for fault in faults), *verdict.diagnosis),
         worst=(*worst, *verdict.worst),
     )
 
 
-def _attention_faults(evidence: Evidence, candidate: V4PrefillResult) -> list[StageFault]:
-    """Whether the attention is wrong too: over the candidate's own workspace and indices. Only the
-    first such chunk is told. [] where its lists can't be given to any attention.
+def _attention_fault(
+    evidence: Evidence[V4Witness], candidate: V4PrefillResult
+) -> StageFault | None:
+    """Whether the attention is wrong too, over the candidate's own workspace and indices: the first
+    chunk where it is. None where that can't be said.
     """
     if candidate.plan is None or candidate.stages is None or candidate.out_rows is not None:
-        return []
-    path = evidence.path
+        return None
     for k, (chunk, stage) in enumerate(zip(candidate.plan, candidate.stages, strict=True)):
-        rows = slice(chunk.query_start, chunk.query_end)
         if ((stage.lengths < 0) | (stage.lengths > stage.indices.shape[1])).any():
+            continue  # no attention takes such lists
+        call, result = _call_of_chunk(evidence.inputs, candidate, chunk, stage)
+        own = attention.evidence_of(call, evidence.device)
+        verdict = attention.judge(call, result, evidence=own)
+        if not verdict.status.failed:
             continue
-        call = SparsePrefillInputs(
-            q=path.q[rows],
-            kv=stage.workspace.reshape(-1, stage.workspace.shape[-1]),
-            indices=stage.indices,
-            sm_scale=path.sm_scale,
-            attn_sink=path.attn_sink,
-            topk_length=stage.lengths,
+        name, meaning = "wrong-attention", _OTHER_ATTENTION
+        if verdict.diagnosis:
+            name, meaning = verdict.diagnosis[0].name, verdict.diagnosis[0].sentence
+        over = f"over the candidate's own workspace and indices of chunk {k}, "
+        return StageFault(
+            stage="attention",
+            name=name,
+            sentence=f"attention: {over}{verdict.reason}",
+            meaning=f"{over}{meaning}",
         )
-        maxima = candidate.max_logits
-        result = SparsePrefillResult(
-            out=candidate.out[rows],
-            lse=candidate.lse[rows],
-            max_logits=None if maxima is None else maxima[rows],
-        )
-        own = sparse_prefill.Evidence(call, evidence.device)
-        verdict = sparse_prefill.judge(call, result, evidence=own)
-        if verdict.status.failed:
-            known = verdict.diagnosis[0] if verdict.diagnosis else None
-            over = f"over the workspace and indices of chunk {k}, such as they are, "
-            return [
-                StageFault(
-                    stage="attention",
-                    name=known.name if known else "wrong-attention",
-                    sentence=f"attention: {over}{verdict.reason}",
-                    meaning=f"{over}{known.sentence if known else _OTHER_ATTENTION}",
-                )
-            ]
-    return []
+    return None
 
 
-def _keys_in_words(evidence: Evidence, side: Side) -> list[str]:
+def _call_of_chunk(
+    inputs: V4PrefillInputs, candidate: V4PrefillResult, chunk: PlanChunk, stage: ChunkStage
+) -> tuple[SparsePrefillInputs, SparsePrefillResult]:
+    """A chunk's attention as one sparse prefill over its workspace, and the candidate's rows."""
+    rows = slice(chunk.query_start, chunk.query_end)
+    call = SparsePrefillInputs(
+        q=inputs.q[rows],
+        kv=stage.workspace.reshape(-1, stage.workspace.shape[-1]),
+        indices=stage.indices,
+        sm_scale=inputs.sm_scale,
+        attn_sink=inputs.attn_sink,
+        topk_length=stage.lengths,
+    )
+    maxima = candidate.max_logits
+    result = SparsePrefillResult(
+        out=candidate.out[rows],
+        lse=candidate.lse[rows],
+        max_logits=None if maxima is None else maxima[rows],
+    )
+    return call, result
+
+
+def _keys_in_words(witness: V4Witness, side: Side) -> list[str]:
     """On exact data, which key a wrong row lacks or has too many."""
-    if not side.exact or "out" not in side.numbers.calibrated_failures:
+    said = key_difference(witness.attention, side, name=witness.flat.name)
+    if not said:
         return []
-    worst = side.numbers.worst["out"]
-    said = key_difference(evidence, side.view, worst, name=evidence.flat.name)
-    request, position = evidence.flat.token(int(worst.index[0]))
+    request, position = witness.flat.token(int(side.numbers.worst["out"].index[0]))
     return [f"{sentence} (request {request}, position {position})" for sentence in said]

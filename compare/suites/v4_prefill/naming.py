@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Int64
 
 from compare.judging.device import to_numpy
+from compare.judging.evidence import Evidence
 from compare.judging.plans import PlanChunk
 from compare.suites.v4_prefill.call import ChunkStage
-from compare.suites.v4_prefill.evidence import Evidence
+from compare.suites.v4_prefill.evidence import V4Witness
 from compare.suites.v4_prefill.faults import Fault, faults
 
 _MOST = 24
@@ -21,7 +22,7 @@ _MOST = 24
 
 
 def name_of_indices(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     plan: tuple[PlanChunk, ...],
     stages: tuple[ChunkStage, ...],
     wrong: Int64[np.ndarray, " n"],
@@ -42,7 +43,7 @@ def name_of_indices(
             row = token - chunk.query_start
             got = stage.indices[row, : max(int(stage.lengths[row]), 0)].astype(np.int64)
             rows, right = (
-                workspace_rows(evidence.arguments, variant, chunk, token).numpy()
+                workspace_rows(evidence.witness.arguments, variant, chunk, token).numpy()
                 for variant in (fault.variant, RIGHT)
             )
             if not np.array_equal(_keys(got, size), _keys(rows, size)):
@@ -54,13 +55,13 @@ def name_of_indices(
 
     return _named(
         fault
-        for fault in faults(evidence.path)
+        for fault in faults(evidence.inputs)
         if fault.stage == "indices" and fault.variant.possible("workspace") and agrees(fault)
     )
 
 
 def name_of_gather(
-    evidence: Evidence,
+    evidence: Evidence[V4Witness],
     chunk: PlanChunk,
     stage: ChunkStage,
     wrong: Int64[np.ndarray, " n"],
@@ -72,20 +73,22 @@ def name_of_gather(
     from torch_ref.v4.misreading import read_keys
     from torch_ref.v4.variants import gathered_keys, keys_of_rows
 
-    due = np.flatnonzero(evidence.flat.of_chunk(chunk) >= 0)
+    due = np.flatnonzero(evidence.witness.flat.of_chunk(chunk) >= 0)
     rows = due[_sample(np.searchsorted(due, wrong), len(due))]
     got = _bits(stage.workspace.reshape(-1, stage.workspace.shape[-1])[rows])
-    right = _bits(evidence.inputs.kv[evidence.flat.of_chunk(chunk)[rows]])
-    keys = keys_of_rows(evidence.arguments, chunk, torch.from_numpy(rows))
+    right = _bits(evidence.witness.call.kv[evidence.witness.flat.of_chunk(chunk)[rows]])
+    keys = keys_of_rows(evidence.witness.arguments, chunk, torch.from_numpy(rows))
 
     def agrees(fault: Fault) -> bool:
-        read = gathered_keys(evidence.arguments, fault.variant, keys, chunk)
-        held = _bits(to_numpy(read_keys(evidence.arguments, read, fault.variant.reading)[0]))
+        read = gathered_keys(evidence.witness.arguments, fault.variant, keys, chunk)
+        held = _bits(
+            to_numpy(read_keys(evidence.witness.arguments, read, fault.variant.reading)[0])
+        )
         told = (held & 0x7FFF) <= 0x7F80
         return bool((held == got)[told].all() and ((held != right) & told).any())
 
     return _named(
-        fault for fault in faults(evidence.path) if fault.stage == "gather" and agrees(fault)
+        fault for fault in faults(evidence.inputs) if fault.stage == "gather" and agrees(fault)
     )
 
 

@@ -13,11 +13,12 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from compare.judging.evidence import Evidence
 from compare.judging.plans import PlanChunk
 from compare.judging.result_view import FormFault
 from compare.protocol.verdict import Diagnosis, Status, Worst
 from compare.suites.v4_prefill.call import ChunkStage, V4PrefillResult
-from compare.suites.v4_prefill.evidence import Evidence
+from compare.suites.v4_prefill.evidence import V4Witness
 from compare.suites.v4_prefill.naming import name_of_gather, name_of_indices
 from compare.suites.v4_prefill.plan import MEANINGS, NAMES, PRESCRIBED, plan_violations
 from compare.suites.v4_prefill.rows import NOTHING
@@ -38,6 +39,10 @@ class StageFault:
     sentence: str
     meaning: str
     worst: Worst | None = None
+
+    @property
+    def status(self) -> Status:
+        return Status.PLAN if self.stage == "plan" else Status.NUMERIC
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -100,7 +105,7 @@ def _stage_form(result: V4PrefillResult) -> FormFault | None:
     return None
 
 
-def judge_stages(evidence: Evidence, result: V4PrefillResult) -> StageFindings:
+def judge_stages(evidence: Evidence[V4Witness], result: V4PrefillResult) -> StageFindings:
     """What is to be said about a result's plan and stages, as far as it has them.
 
     The plan comes first: what a wrong plan makes of shapes says nothing about the stages.
@@ -114,7 +119,7 @@ def judge_stages(evidence: Evidence, result: V4PrefillResult) -> StageFindings:
             return StageFindings(form=form)
         note = f"rows and indices weren't judged, they don't fit this plan: {form.reason}"
         return StageFindings(faults=tuple(found), notes=(note,), whole=False)
-    if not evidence.flat.runnable(result.plan):
+    if not evidence.witness.flat.runnable(result.plan):
         return StageFindings(faults=tuple(found), whole=False)
     notes: list[str] = []
     if result.stages is not None:
@@ -125,9 +130,9 @@ def judge_stages(evidence: Evidence, result: V4PrefillResult) -> StageFindings:
     return StageFindings(faults=tuple(found), notes=tuple(notes))
 
 
-def _plan_faults(evidence: Evidence, plan: tuple[PlanChunk, ...]) -> list[StageFault]:
+def _plan_faults(evidence: Evidence[V4Witness], plan: tuple[PlanChunk, ...]) -> list[StageFault]:
     """Each broken rule once, by its first chunk."""
-    broken = {v.rule: v for v in reversed(plan_violations(evidence.path, plan))}
+    broken = {v.rule: v for v in reversed(plan_violations(evidence.inputs, plan))}
     faults = []
     for rule in (rule for rule in NAMES if rule in broken):
         of = "" if rule in ("form", PRESCRIBED) else f"{rule}: "
@@ -143,10 +148,10 @@ def _plan_faults(evidence: Evidence, plan: tuple[PlanChunk, ...]) -> list[StageF
 
 
 def _gather_fault(
-    evidence: Evidence, plan: tuple[PlanChunk, ...], stages: tuple[ChunkStage, ...]
+    evidence: Evidence[V4Witness], plan: tuple[PlanChunk, ...], stages: tuple[ChunkStage, ...]
 ) -> StageFault | None:
     """The first row that holds other bits than those of its key; any NaN is as good as another."""
-    flat, kv = evidence.flat, evidence.inputs.kv
+    flat, kv = evidence.witness.flat, evidence.witness.call.kv
     first, wrong_rows, rows_due = None, 0, 0
     for k, (chunk, stage) in enumerate(zip(plan, stages, strict=True)):
         keys = flat.of_chunk(chunk)
@@ -190,14 +195,14 @@ def _gather_fault(
     )
 
 
-def _holds(evidence: Evidence, row: np.ndarray) -> str:
+def _holds(evidence: Evidence[V4Witness], row: np.ndarray) -> str:
     """Which key a row holds, if it is one."""
-    same = np.flatnonzero(~_other_bits(evidence.inputs.kv, row[None]).any(axis=1))
-    return f"; the row holds {evidence.flat.name(int(same[0]))}" if len(same) else ""
+    same = np.flatnonzero(~_other_bits(evidence.witness.call.kv, row[None]).any(axis=1))
+    return f"; the row holds {evidence.witness.flat.name(int(same[0]))}" if len(same) else ""
 
 
 def _indices_fault(
-    evidence: Evidence, plan: tuple[PlanChunk, ...], stages: tuple[ChunkStage, ...]
+    evidence: Evidence[V4Witness], plan: tuple[PlanChunk, ...], stages: tuple[ChunkStage, ...]
 ) -> tuple[StageFault | None, list[str]]:
     """The first token whose list is not that of its keys, and a note on lists in another order."""
     reordered, wrong = [], []
@@ -212,9 +217,10 @@ def _indices_fault(
     bad = np.concatenate([np.zeros(0, np.int64), *wrong])
     notes = []
     if len(order):
+        first = evidence.witness.flat.token_name(int(order[0]))
         notes.append(
             f"indices: the same keys in another order than the engine's, in {len(order)} of "
-            f"{evidence.num_tokens} tokens, {evidence.flat.token_name(int(order[0]))} the first"
+            f"{evidence.num_tokens} tokens, {first} the first"
         )
     if not len(bad):
         return None, notes
@@ -244,7 +250,7 @@ def _indices_fault(
 
 
 def _lengths_alone(
-    evidence: Evidence, plan: tuple[PlanChunk, ...], stages: tuple[ChunkStage, ...]
+    evidence: Evidence[V4Witness], plan: tuple[PlanChunk, ...], stages: tuple[ChunkStage, ...]
 ) -> tuple[str, str] | None:
     """The name of lists that are right up to their due length, and said to be one longer or one
     shorter; None where something else is wrong.
@@ -264,16 +270,19 @@ def _lengths_alone(
 
 
 def _lists(
-    evidence: Evidence, chunk: PlanChunk, stage: ChunkStage, tokens: Int64[np.ndarray, " t"]
+    evidence: Evidence[V4Witness],
+    chunk: PlanChunk,
+    stage: ChunkStage,
+    tokens: Int64[np.ndarray, " t"],
 ) -> tuple[Int64[np.ndarray, "t w"], Int64[np.ndarray, "t w"]]:
     """Each token's keys as flat rows, the candidate's and those that are due; NOTHING for a slot
     that names no key, _PADDED behind a list.
     """
-    keys = np.append(evidence.flat.of_chunk(chunk), NOTHING)
+    keys = np.append(evidence.witness.flat.of_chunk(chunk), NOTHING)
     rows = stage.indices.astype(np.int64)
     named = np.where((rows >= 0) & (rows < len(keys) - 1), rows, len(keys) - 1)
     got = np.where(_within(rows, stage.lengths), keys[named], _PADDED)
-    flat = evidence.inputs.indices[tokens].astype(np.int64)
+    flat = evidence.witness.call.indices[tokens].astype(np.int64)
     due = np.where(_within(flat, _due_lengths(evidence, tokens)), flat, _PADDED)
     width = max(got.shape[1], due.shape[1])
     return tuple(  # type: ignore[return-value]
@@ -282,10 +291,10 @@ def _lists(
 
 
 def _difference(
-    evidence: Evidence, k: int, chunk: PlanChunk, stage: ChunkStage, token: int
+    evidence: Evidence[V4Witness], k: int, chunk: PlanChunk, stage: ChunkStage, token: int
 ) -> tuple[str, Worst]:
     """Where a token's list is wrong: a length, a slot that is one too many, a key that lacks."""
-    flat, row = evidence.flat, token - chunk.query_start
+    flat, row = evidence.witness.flat, token - chunk.query_start
     length, due_length = int(stage.lengths[row]), int(_due_lengths(evidence, np.array([token]))[0])
     place, of = f"[{row}] of chunk {k}", flat.token_name(token)
     got, due = (list(a[0]) for a in _lists(evidence, chunk, _row(stage, row), np.array([token])))
@@ -347,8 +356,10 @@ def _surplus(mine: list[int], theirs: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _due_lengths(evidence: Evidence, tokens: Int64[np.ndarray, " t"]) -> Int64[np.ndarray, " t"]:
-    lengths = evidence.inputs.topk_length
+def _due_lengths(
+    evidence: Evidence[V4Witness], tokens: Int64[np.ndarray, " t"]
+) -> Int64[np.ndarray, " t"]:
+    lengths = evidence.witness.call.topk_length
     assert lengths is not None
     return lengths[tokens].astype(np.int64)
 

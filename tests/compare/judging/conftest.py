@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from compare.judging.attention import evidence_of
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
-from compare.judging.evidence import Evidence
 from compare.suites.table import make_inputs, parse_case
 
 YardstickOf = Callable[[SparsePrefillInputs], SparsePrefillResult]
@@ -31,7 +31,7 @@ def yardstick_of() -> YardstickOf:
     """Eager torch's result as arrays that a test may damage."""
 
     def make(inputs: SparsePrefillInputs) -> SparsePrefillResult:
-        evidence = Evidence(inputs)
+        evidence = evidence_of(inputs)
         blocks = list(evidence.blocks(np.arange(evidence.num_tokens)))
         return SparsePrefillResult(
             out=np.concatenate([rows.torch_out for rows in blocks]),

@@ -12,10 +12,12 @@ import torch
 
 import compare
 from compare.judging.elements import round_to_bfloat16
+from compare.judging.evidence import Evidence
+from compare.judging.sides import share_by_tensor
 from compare.protocol.verdict import Status, Verdict
 from compare.suites.dcp_decode import tolerance as decode_tolerance
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
-from compare.suites.dcp_decode.judge import Evidence, contract_of, judge, share_by_tensor
+from compare.suites.dcp_decode.judge import contract_of, evidence_of, judge, side_of
 from compare.suites.table import make_inputs, parse_case
 
 RAGGED = (
@@ -57,22 +59,22 @@ def judged(evidence: Evidence, result: DcpDecodeResult, **options) -> Verdict:
 
 @pytest.fixture(scope="module")
 def ragged() -> Evidence:
-    return Evidence(inputs_of(RAGGED))
+    return evidence_of(inputs_of(RAGGED))
 
 
 @pytest.fixture(scope="module")
 def merged() -> Evidence:
-    return Evidence(inputs_of(MERGED))
+    return evidence_of(inputs_of(MERGED))
 
 
 @pytest.fixture(scope="module", params=[EXACT, EXACT_MERGED])
 def exact(request: pytest.FixtureRequest) -> Evidence:
-    return Evidence(inputs_of(request.param))
+    return evidence_of(inputs_of(request.param))
 
 
 @pytest.mark.parametrize("case", [RAGGED, MERGED, EXACT, EXACT_MERGED])
 def test_the_oracle_rounded_passes(case: str):
-    evidence = Evidence(inputs_of(case))
+    evidence = evidence_of(inputs_of(case))
     verdict = judged(evidence, right(evidence), reference=right(evidence))
     assert verdict.status is Status.PASS, verdict.reason
     assert verdict.reference_failed is None
@@ -136,8 +138,8 @@ def test_nan_is_due_where_a_nan_is_seen_and_nowhere_else():
     # The last key that request 1 has on this rank; its first token doesn't reach it.
     last = int(inputs.seq_lens[1]) - 1
     cache[inputs.block_table[1, last // 16], last % 16, 100] = np.nan
-    evidence = Evidence(dataclasses.replace(inputs, q=q, kv_cache=cache))
-    keys = evidence.keys.keys
+    evidence = evidence_of(dataclasses.replace(inputs, q=q, kv_cache=cache))
+    keys = evidence.witness.keys.keys
     assert keys[6] == last + 1
     result = right(evidence)
     due = np.isnan(result.lse)
@@ -156,7 +158,7 @@ def test_a_nan_behind_a_rows_last_key_leaves_it_undefined():
     inputs = inputs_of("dcp-decode:lens=9,q=3,h=2,page=16")
     cache = inputs.kv_cache.copy()
     cache[inputs.block_table[0, 0], 8, 100] = np.nan
-    evidence = Evidence(dataclasses.replace(inputs, kv_cache=cache))
+    evidence = evidence_of(dataclasses.replace(inputs, kv_cache=cache))
     result = right(evidence)
     assert np.isnan(result.lse[2]).all()
     leaks = right(evidence, lse=changed(result.lse, (0, 0), math.nan))
@@ -174,7 +176,7 @@ def test_one_wrong_row_fails(ragged: Evidence):
 
 
 def test_one_key_too_many_of_many_is_seen_in_lse_and_on_flat_data_in_out():
-    evidence = Evidence(inputs_of("dcp-decode:lens=2000,q=2,h=2,data=flat"))
+    evidence = evidence_of(inputs_of("dcp-decode:lens=2000,q=2,h=2,data=flat"))
     one_more = evidence.oracle(np.arange(2), _variant(bound="minus_one"))
     result = DcpDecodeResult(out=bfloat16(one_more.out), lse=one_more.lse.astype(np.float32))
     verdict = judged(evidence, result)
@@ -219,7 +221,7 @@ def test_shards_that_arent_the_whole_are_refused(merged: Evidence):
 def test_inputs_that_nobody_may_be_given_are_refused():
     inputs = inputs_of(RAGGED)
     with pytest.raises(ValueError, match="dcp_rank: 2"):
-        Evidence(dataclasses.replace(inputs, dcp_rank=2))
+        evidence_of(dataclasses.replace(inputs, dcp_rank=2))
 
 
 def test_an_unknown_profile_is_refused(ragged: Evidence):
@@ -229,7 +231,7 @@ def test_an_unknown_profile_is_refused(ragged: Evidence):
 
 def with_parts(evidence: Evidence, steps: int = 0) -> DcpDecodeResult:
     """All ranks' oracles rounded to bfloat16, each away from 0 by `steps` more, and merged."""
-    parts = evidence.parts(np.arange(evidence.num_tokens))
+    parts = evidence.witness.parts(np.arange(evidence.num_tokens))
     whole = evidence.oracle(np.arange(evidence.num_tokens))
     out = np.zeros_like(whole.out)
     for part in parts:
@@ -241,10 +243,10 @@ def with_parts(evidence: Evidence, steps: int = 0) -> DcpDecodeResult:
 
 
 def test_parts_in_bfloat16_are_allowed_their_rounding_and_no_more():
-    evidence = Evidence(inputs_of("dcp-decode:lens=4000,q=2,h=2,world=8,rank=all,data=flat"))
-    shares = share_by_tensor(evidence.inputs, with_parts(evidence), evidence)
+    evidence = evidence_of(inputs_of("dcp-decode:lens=4000,q=2,h=2,world=8,rank=all,data=flat"))
+    shares = share_by_tensor(evidence, side_of(evidence.inputs, with_parts(evidence)))
     assert shares["out"] < 0.6
-    biased = share_by_tensor(evidence.inputs, with_parts(evidence, steps=3), evidence)
+    biased = share_by_tensor(evidence, side_of(evidence.inputs, with_parts(evidence, steps=3)))
     assert biased["out"] > 1.0
 
 
@@ -260,8 +262,10 @@ def test_the_room_for_parts_is_2_to_the_minus_8_of_their_mass_and_given_only_whe
     expected = 2.0**-8 * torch.linalg.vector_norm(mass, dim=-1).numpy()
     np.testing.assert_allclose(rows.part_rounding, expected, rtol=1e-12)
     result = with_parts(merged)
-    loose = share_by_tensor(merged.inputs, result, merged)
-    strict = share_by_tensor(merged.inputs, dataclasses.replace(result, parts="float32"), merged)
+    loose = share_by_tensor(merged, side_of(merged.inputs, result))
+    strict = share_by_tensor(
+        merged, side_of(merged.inputs, dataclasses.replace(result, parts="float32"))
+    )
     assert loose["out"] < strict["out"]
     assert loose["lse"] == strict["lse"]
 
@@ -289,7 +293,7 @@ def test_exact_lse_is_within_a_few_ulp(exact: Evidence):
 
 
 def test_exact_data_at_a_tie_may_round_either_way_and_nothing_else_may():
-    evidence = Evidence(inputs_of("dcp-decode:lens=5000,q=1,h=4,world=1,data=exact,seed=3"))
+    evidence = evidence_of(inputs_of("dcp-decode:lens=5000,q=1,h=4,world=1,data=exact,seed=3"))
     whole = evidence.oracle(np.arange(1)).out
     spacing = np.spacing(np.abs(bfloat16(whole)).astype(np.float32)) * 2.0**16
     tie = np.abs(np.abs(whole - bfloat16(whole).astype(np.float64)) * 2 - spacing) == 0.0
@@ -341,7 +345,7 @@ def test_of_a_big_batch_256_tokens_and_the_most_different_are_judged(monkeypatch
 
     monkeypatch.setattr(module, "EVERY_ROW_FLOP", 1.0)
     monkeypatch.setattr(module, "SAMPLED_TOKENS", 8)
-    evidence = Evidence(inputs_of("dcp-decode:lens=40+30,q=30+20,h=2,page=16,seed=5"))
+    evidence = evidence_of(inputs_of("dcp-decode:lens=40+30,q=30+20,h=2,page=16,seed=5"))
     assert len(evidence.sample) == 8
     token = next(t for t in range(50) if t not in evidence.sample)
     result = right(evidence)

@@ -15,7 +15,7 @@ from compare.calibrate.decode import RIGHT, calibrate
 from compare.calibrate.decode_cases import Splitting, run
 from compare.calibrate.model_kernels import Freedom
 from compare.protocol.verdict import Status
-from compare.suites.dcp_decode.judge import Evidence, judge
+from compare.suites.dcp_decode.judge import evidence_of, judge
 from compare.suites.dcp_decode.make import dcp_decode_inputs
 from compare.suites.table import parse_case
 
@@ -59,7 +59,7 @@ def test_ranges_that_a_kernel_rounds_and_merges_need_no_room_of_their_own():
 
 def test_a_model_that_leaves_out_each_requests_last_key_fails():
     inputs = inputs_of("lens=301+97,q=4+2,h=4,world=2,rank=1,data=flat")
-    evidence = Evidence(inputs)
+    evidence = evidence_of(inputs)
     right = run(inputs, Splitting(freedom=Freedom()), np.random.default_rng(0))
     assert judge(inputs, right, evidence=evidence).status is Status.PASS
     fewer = dataclasses.replace(inputs, seq_lens=inputs.seq_lens - 1)

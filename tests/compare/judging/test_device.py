@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compare.judging import device, evidence
-from compare.judging.attention import Evidence, judge
+from compare.judging.attention import evidence_of, judge
 from compare.judging.histogram import Histogram
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -50,7 +50,7 @@ def test_a_gpu_gets_larger_blocks_than_a_processor_cache_holds():
 @pytest.mark.parametrize(("heads", "topk", "tokens"), [(2, 16, 256), (1, 4096, 64)])
 def test_a_block_is_as_large_as_out_or_the_indices_allow(inputs_of, heads, topk, tokens):
     inputs = inputs_of(f"s_q=1,s_kv=60,h={heads},topk={topk}")
-    assert Evidence(inputs, "cpu").step == tokens
+    assert evidence_of(inputs, "cpu").step == tokens
 
 
 def test_a_histogram_of_many_small_blocks_is_that_of_one_large():
@@ -81,7 +81,7 @@ def test_a_verdict_does_not_depend_on_the_size_of_blocks(
     def verdict(elements: int):
         for module in (evidence, device):
             monkeypatch.setattr(module, "block_elements", lambda device: elements)
-        return judge(inputs, damaged, right, profile="both", evidence=Evidence(inputs, "cpu"))
+        return judge(inputs, damaged, right, profile="both", evidence=evidence_of(inputs, "cpu"))
 
     small, large = verdict(512 * 3 * 11), verdict(1 << 23)
     assert small.status is large.status

@@ -66,9 +66,9 @@ def test_rows_of_a_neighbouring_token_are_named(inputs, right, step):
     filled = dataclasses.replace(
         inputs, indices=np.abs(inputs.indices % 200), topk_length=None, attn_sink=None
     )
-    from compare.judging.evidence import Evidence
+    from compare.judging.attention import evidence_of
 
-    (rows,) = Evidence(filled).blocks(np.arange(6))
+    (rows,) = evidence_of(filled).blocks(np.arange(6))
     shifted = dataclasses.replace(
         right,
         out=np.roll(rows.torch_out, step, axis=0),

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from compare.judging import evidence as evidence_module
-from compare.judging.attention import judge
-from compare.judging.evidence import Evidence
+from compare.judging.attention import evidence_of, judge
 from compare.protocol.verdict import Status
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -166,8 +165,8 @@ class TestBeyondTheOraclesLimit:
     @pytest.fixture
     def unseen(self, inputs) -> int:
         """A token with keys that the sample leaves out."""
-        evidence = Evidence(inputs)
-        full = ~evidence.keys.rows(np.arange(60)).empty
+        evidence = evidence_of(inputs)
+        full = ~evidence.witness.keys.rows(np.arange(60)).empty
         return int(np.setdiff1d(np.flatnonzero(full), evidence.sample)[7])
 
     def test_the_number_of_rows_is_said(self, inputs, right):
@@ -279,7 +278,7 @@ class TestExactData:
         assert judge(inputs, changed(right, "lse", place, 1 + 2**-20)).status is Status.NUMERIC
 
     def test_a_missing_key_is_named(self, inputs, yardstick_of):
-        evidence = Evidence(inputs)
+        evidence = evidence_of(inputs)
         right = evidence.oracle(np.arange(5))
         token = int(np.exp(right.lse[:, 0]).argmax())
         scores = inputs.kv.astype(np.float32) @ inputs.q[token, 0].astype(np.float32)

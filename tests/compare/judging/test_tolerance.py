@@ -15,9 +15,8 @@ from rich.console import Console
 from compare.calibrate.calibrate import MODELS, calibrate, table
 from compare.calibrate.model_kernels import Freedom, run
 from compare.judging import tolerance
-from compare.judging.attention import judge
+from compare.judging.attention import evidence_of, judge
 from compare.judging.attention_call import SparsePrefillInputs
-from compare.judging.evidence import Evidence
 from compare.protocol.verdict import Status
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +52,7 @@ def test_copies_of_few_keys_need_their_number_in_the_bound():
         slots = np.repeat(np.array([0, 1], np.int32), [ones, 64])
         inputs = dataclasses.replace(inputs, indices=np.tile(rng.permutation(slots), (2, 1)))
         result = run(inputs, Freedom(block=1, order="shuffled", lazy=8.0), rng)
-        evidence = Evidence(inputs)
+        evidence = evidence_of(inputs)
         with_copies = max(with_copies, judge(inputs, result, evidence=evidence).shares["out"])
         (rows,) = evidence.blocks(evidence.sample)
         error = np.linalg.norm(result.out.astype(np.float64) - rows.oracle.out, axis=-1)
@@ -72,7 +71,7 @@ def test_nearly_equal_scores_in_the_thousands_need_their_rounding_in_the_bound()
         q = inputs.q.astype(np.float64) * 1000
         inputs = dataclasses.replace(inputs, q=q.astype(BFLOAT16), kv=kv.astype(BFLOAT16))
         result = run(inputs, Freedom(block=1, order="shuffled", lazy=8.0), rng)
-        evidence = Evidence(inputs)
+        evidence = evidence_of(inputs)
         with_scores = max(with_scores, judge(inputs, result, evidence=evidence).shares["out"])
         (rows,) = evidence.blocks(evidence.sample)
         error = np.linalg.norm(result.out.astype(np.float64) - rows.oracle.out, axis=-1)
@@ -110,7 +109,7 @@ def test_a_reference_that_moves_needs_more_than_twice_the_yardsticks_error(input
         inputs = inputs_of(f"s_q=2,s_kv=64,h=16,topk=64,data=peaked,seed={seed}")
         rng = np.random.default_rng(seed)
         result = run(inputs, Freedom(block=1, order="shuffled", lazy=8.0), rng)
-        evidence = Evidence(inputs)
+        evidence = evidence_of(inputs)
         verdict = judge(inputs, result, evidence=evidence)
         assert verdict.status is Status.PASS
         (rows,) = evidence.blocks(evidence.sample)

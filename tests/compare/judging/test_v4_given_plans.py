@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from compare.protocol.verdict import Status
-from compare.suites.v4_prefill.judge import Evidence, judge
+from compare.suites.v4_prefill.judge import evidence_of, judge
 from compare.suites.v4_prefill.plan import MEANINGS, NAMES, right_plan
 from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from tests.compare.judging.test_v4_judge import inputs_of, names, verdict_of, with_plan
@@ -24,14 +24,14 @@ def test_the_plan_that_a_case_asks_for_is_right_and_so_is_the_fixed_one(plan):
     assert asked is not None
     fixed = right_plan(dataclasses.replace(inputs, plan_rules="fixed"))
     assert asked != fixed
-    evidence = Evidence(inputs)
+    evidence = evidence_of(inputs)
     found = TorchV4Prefill("torch").run(inputs)
     assert found.plan == asked
     assert verdict_of(evidence, found).status is Status.PASS
     own = TorchV4Prefill("torch").run(dataclasses.replace(inputs, plan_rules="fixed"))
     assert own.plan == fixed
     assert verdict_of(evidence, own).status is Status.PASS
-    other = Evidence(dataclasses.replace(inputs, plan_rules="fixed"))
+    other = evidence_of(dataclasses.replace(inputs, plan_rules="fixed"))
     assert verdict_of(other, found).status is Status.PLAN
 
 

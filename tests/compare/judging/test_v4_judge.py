@@ -9,13 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from compare.judging.evidence import Evidence
+from compare.judging.sides import share_by_tensor
 from compare.protocol.arrays import to_numpy, to_torch
 from compare.protocol.report import Report, Row
 from compare.protocol.verdict import Status, Verdict
 from compare.report.text import failure_lines
 from compare.suites.table import make_inputs, parse_case
 from compare.suites.v4_prefill.call import ChunkStage, V4PrefillInputs, V4PrefillResult
-from compare.suites.v4_prefill.judge import Evidence, judge, share_by_tensor
+from compare.suites.v4_prefill.judge import evidence_of, judge, side_of
 from compare.suites.v4_prefill.torch_adapter import TorchV4Prefill
 from torch_ref import merge_states, sparse_prefill, sparse_prefill_oracle
 from torch_ref.v4.variants import V4Variant, variant_call
@@ -27,17 +29,17 @@ M, N = 44, 15
 
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
-    return Evidence(inputs_of(CASE))
+    return evidence_of(inputs_of(CASE))
 
 
 @pytest.fixture(scope="module")
 def right(evidence: Evidence) -> V4PrefillResult:
-    return TorchV4Prefill("torch").run(evidence.path)
+    return TorchV4Prefill("torch").run(evidence.inputs)
 
 
 @pytest.fixture(scope="module")
 def exact() -> Evidence:
-    return Evidence(
+    return evidence_of(
         inputs_of("v4-prefill:seq=40+60,q=4+6,h=4,topk=12,window=24,data=exact,seed=8303")
     )
 
@@ -49,7 +51,7 @@ def inputs_of(case: str) -> V4PrefillInputs:
 
 
 def verdict_of(evidence: Evidence, result: V4PrefillResult, **options: object) -> Verdict:
-    return judge(evidence.path, result, evidence=evidence, **options)  # type: ignore[arg-type]
+    return judge(evidence.inputs, result, evidence=evidence, **options)  # type: ignore[arg-type]
 
 
 def with_stage(result: V4PrefillResult, **changes: np.ndarray) -> V4PrefillResult:
@@ -79,7 +81,7 @@ def test_a_right_result_passes_with_all_of_it_compared(evidence, right):
     assert verdict.status is Status.PASS
     assert verdict.not_compared == () and verdict.notes == ()
     assert verdict.rows_judged == verdict.rows_total == 30
-    shares = share_by_tensor(evidence.path, right, evidence)
+    shares = share_by_tensor(evidence, side_of(evidence.inputs, right))
     assert max(shares.values()) == verdict.share
 
 
@@ -136,7 +138,7 @@ def test_rows_that_nothing_is_gathered_to_hold_anything(evidence, right):
 
 
 def test_a_sign_of_zero_is_a_difference_of_bits(exact):
-    right = TorchV4Prefill("torch").run(exact.path)
+    right = TorchV4Prefill("torch").run(exact.inputs)
     stage = stage_of(right)
     row, column = np.argwhere(stage.workspace[1, :N].astype(np.float32) == 0.0)[0]
     stage.workspace[1, row, column] = -stage.workspace[1, row, column]
@@ -293,11 +295,11 @@ def test_two_wrong_stages_are_both_named_the_first_first(evidence, right):
     stage.workspace[...] = (stage.workspace.astype(np.float32) * 2).astype(ml_dtypes.bfloat16)
     stage.indices[4:] = np.where(stage.indices[4:] >= 0, stage.indices[4:] - M, -1)
     found = sparse_prefill(
-        to_torch(evidence.path.q),
+        to_torch(evidence.inputs.q),
         to_torch(stage.workspace.reshape(-1, 512)),
         to_torch(stage.indices),
-        evidence.path.sm_scale,
-        attn_sink=to_torch(evidence.path.attn_sink),
+        evidence.inputs.sm_scale,
+        attn_sink=to_torch(evidence.inputs.attn_sink),
         topk_length=to_torch(stage.lengths),
     )
     result = dataclasses.replace(
@@ -412,7 +414,7 @@ def test_a_batch_without_tokens_has_nothing_to_be_wrong():
 
 
 def test_on_exact_data_the_missing_and_the_foreign_key_have_their_names(exact):
-    inputs, right = exact.path, TorchV4Prefill("torch").run(exact.path)
+    inputs, right = exact.inputs, TorchV4Prefill("torch").run(exact.inputs)
     assert verdict_of(exact, right).status is Status.PASS
     for shift, words in (
         (-1, "lacks position 32 of request 1 of slot 12"),

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from compare.judging.attention import Evidence, judge
+from compare.judging.attention import evidence_of, judge
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.evidence import Evidence
 from compare.protocol.verdict import Verdict
 from compare.suites.table import make_inputs, parse_case
 
@@ -50,7 +51,7 @@ WRONG = {
 def evidence(request: pytest.FixtureRequest) -> Evidence:
     inputs = make_inputs(parse_case(request.param))
     assert isinstance(inputs, SparsePrefillInputs)
-    return Evidence(inputs)
+    return evidence_of(inputs)
 
 
 @pytest.mark.parametrize("name", WRONG)

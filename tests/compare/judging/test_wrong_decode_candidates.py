@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from compare.houses.ranks import run_shards
+from compare.judging.evidence import Evidence
 from compare.protocol.verdict import Status, Verdict
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
-from compare.suites.dcp_decode.judge import Evidence, judge
+from compare.suites.dcp_decode.judge import evidence_of, judge
 from compare.suites.table import default_cases, make_inputs, parse_case
 
 CANDIDATES = Path(__file__).parents[2] / "candidates_decode"
@@ -93,12 +94,12 @@ def _module(name: str):
 
 @pytest.fixture(scope="module", params=ONE_RANK)
 def one_rank(request: pytest.FixtureRequest) -> Evidence:
-    return Evidence(inputs_of(request.param))
+    return evidence_of(inputs_of(request.param))
 
 
 @pytest.fixture(scope="module", params=ALL_RANKS)
 def all_ranks(request: pytest.FixtureRequest) -> Evidence:
-    return Evidence(inputs_of(request.param))
+    return evidence_of(inputs_of(request.param))
 
 
 @pytest.mark.parametrize("name", [*WRONG, *WRONG_ON_ONE_RANK])
@@ -113,14 +114,14 @@ def test_a_wrong_candidate_fails_under_its_own_name_when_merged(name: str, all_r
 
 @pytest.mark.parametrize("case", PADDED_CASES)
 def test_padded_rows_that_attend_are_named(case: str):
-    verdict = verdict_of("padded_rows_run", Evidence(inputs_of(case)))
+    verdict = verdict_of("padded_rows_run", evidence_of(inputs_of(case)))
     check_named(verdict, PADDED["padded_rows_run"])
     assert verdict.status is Status.SPECIAL
 
 
 @pytest.mark.parametrize("case", QUERY_CASES)
 def test_stored_queries_taken_as_they_are_are_named(case: str):
-    evidence = Evidence(inputs_of(case))
+    evidence = evidence_of(inputs_of(case))
     check_named(verdict_of("q_scale_ignored", evidence), QUERIES["q_scale_ignored"])
     for right in ("right_decode", "right_splits"):
         check_right(verdict_of(right, evidence))
@@ -169,7 +170,7 @@ def test_no_golden_holds_these_cases():
 def corner_evidence() -> list[Evidence]:
     """The default cases at whose corners nothing else is."""
     lines = [str(case) for case in default_cases("dcp-decode")]
-    return [Evidence(inputs_of(line)) for line in lines[-CORNER_CASES:]]
+    return [evidence_of(inputs_of(line)) for line in lines[-CORNER_CASES:]]
 
 
 @pytest.mark.parametrize("fault", sorted(_module("wrong_in_corners").FAULTS))
@@ -199,7 +200,7 @@ def documented_sizes() -> list[list[str]]:
 @pytest.mark.parametrize("line", documented_sizes(), ids=lambda line: f"{line[0]}-{line[1]}")
 def test_the_documented_size_of_a_fault_is_the_measured_one(line: list[str]):
     name, case, named, *sizes = line
-    verdict = verdict_of(name, Evidence(inputs_of(f"dcp-decode:{case}")))
+    verdict = verdict_of(name, evidence_of(inputs_of(f"dcp-decode:{case}")))
     check_named(verdict, named)
     metrics = verdict.against_oracle
     # Torch may add in another order elsewhere: two digits hold.

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from compare.judging.evidence import Evidence
 from compare.protocol.verdict import Status, Verdict
 from compare.suites.table import make_inputs, parse_case
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
-from compare.suites.v4_prefill.judge import Evidence, judge
+from compare.suites.v4_prefill.judge import evidence_of, judge
 from compare.user.implementation import UserImplementation
 
 CANDIDATES = Path(__file__).parents[2] / "candidates_v4"
@@ -181,21 +182,21 @@ def verdict_of(name: str, case: str, *, stages: bool) -> Verdict:
     result = result_of(name, case)
     if not stages:
         result = dataclasses.replace(result, plan=None, stages=None)
-    evidence = evidence_of(case)
-    return judge(evidence.path, result, evidence=evidence)
+    evidence = evidence_for(case)
+    return judge(evidence.inputs, result, evidence=evidence)
 
 
 @functools.cache
-def evidence_of(case: str) -> Evidence:
+def evidence_for(case: str) -> Evidence:
     inputs = make_inputs(parse_case(case))
     assert isinstance(inputs, V4PrefillInputs)
-    return Evidence(inputs)
+    return evidence_of(inputs)
 
 
 @functools.cache
 def result_of(name: str, case: str) -> V4PrefillResult:
     function = _module(name).v4_prefill
-    result = UserImplementation(function, device="cpu").run(evidence_of(case).path)
+    result = UserImplementation(function, device="cpu").run(evidence_for(case).inputs)
     assert isinstance(result, V4PrefillResult)
     return result
 

@@ -15,7 +15,7 @@ from compare.protocol.tensor_file import read_tensors, tensor_bytes
 from compare.protocol.verdict import Status
 from compare.run import registry
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
-from compare.suites.dcp_decode.judge import Evidence, judge
+from compare.suites.dcp_decode.judge import evidence_of, judge
 from compare.suites.table import make_inputs, parse_case
 
 # Request 2 has no key on rank 1, and the last two rows belong to no request.
@@ -51,7 +51,7 @@ def faulty(inputs: DcpDecodeInputs, **deviation) -> DcpDecodeResult:
     """What a kernel with this fault gives."""
     from torch_ref import DecodeVariant
 
-    evidence = Evidence(inputs)
+    evidence = evidence_of(inputs)
     rows = evidence.oracle(np.arange(evidence.num_tokens), DecodeVariant(**deviation))
     return DcpDecodeResult(out=rows.out.astype(ml_dtypes.bfloat16), lse=rows.lse.astype(np.float32))
 
