@@ -254,7 +254,7 @@ def _machine(kernel: Implementation, suite: Suite, revision: str) -> dict[str, A
     found = environment()
     return {
         "build": _build(kernel, suite),
-        "gpu": found.get("gpu", "none (CPU)"),
+        "gpu": found.get("gpu", "a CPU"),
         "driver": found.get("driver", "none"),
         "torch": found.get("torch", "none"),
         "cuda": found.get("cuda", "none"),
