@@ -24,6 +24,7 @@ from compare.goldens.format import DamagedGolden, UnknownGolden
 from compare.protocol.case import Case
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
+from compare.suites.table import parse_case
 
 
 @command
@@ -56,7 +57,10 @@ def run(
     require: Annotated[
         int, typer.Option(min=0, help="Fail (1) when fewer cases than this were compared.")
     ] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Cases at the same time.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cases at the same time. Without it: as many as help."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that one call of a candidate may take.")
     ] = 600.0,
@@ -64,7 +68,8 @@ def run(
         str | None, typer.Option(help="cpu, cuda or cuda:N; without it: cuda where there is one.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="The full matrix, and no time limit for the interpreter.")
+        bool,
+        typer.Option("--full", help="The full matrix, and the interpreter on all that it can."),
     ] = False,
     repeat: Annotated[
         int, typer.Option(min=1, help="Run each case this often; the results must be bit-equal.")
@@ -83,6 +88,7 @@ def run(
     """
     from compare.run import runner
     from compare.run.interruption import signals_end_in_order
+    from compare.run.tasks import Options
 
     profile = profile_of(profile)
     report_files = ReportFiles(report, out)
@@ -98,6 +104,15 @@ def run(
 
     cases = cases_of(words or [], full=full, cases_of_suite=cases_of_suite)
     chosen = matching(cases, pattern)
+    options = Options(
+        profile=profile,
+        jobs=jobs,
+        timeout=timeout,
+        device=None if device is None else device_of(device),
+        full=full,
+        named=frozenset(parse_case(word) for word in words or () if ":" in word),
+        repeat=repeat,
+    )
 
     with signals_end_in_order():
         with JobProgress("loading the implementations", quiet=quiet) as progress:
@@ -105,13 +120,8 @@ def run(
                 chosen,
                 candidate or None,
                 reference,
-                profile=profile,
-                jobs=jobs,
-                timeout=timeout,
-                device=None if device is None else device_of(device),
-                full=full,
+                options,
                 progress=progress,
-                repeat=repeat,
             )
         unavailable = (*missing, *found.unavailable)
         found = dataclasses.replace(found, unavailable=unavailable, require=require)

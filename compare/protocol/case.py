@@ -62,6 +62,14 @@ class Case:
     def check(self) -> None:
         """Raises CaseError where keys that are fine alone don't fit together."""
 
+    def shape(self) -> tuple[object, ...]:
+        """What programs are compiled for: cases of a suite that share it share them too."""
+        return ()
+
+    def elements(self) -> int:
+        """About how many numbers its tensors hold; 0 for a handful."""
+        return 0
+
 
 def parse_case_of(case_type: type[Case], words: str) -> Case:
     """The case of `case_type` that the text after ``SUITE:`` describes."""

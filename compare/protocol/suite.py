@@ -23,7 +23,8 @@ class Offer:
     what: a few words for `list` and `doctor`; a name that several suites offer has them from the
     first. isolated: it runs in a process of its own, since a fault in a GPU kernel would take the
     judge's own context with it. stands_in_for: the name beside which a run that names no candidate
-    leaves it out.
+    leaves it out. marked: where it is slow, the case lines of its suite that it runs unless all are
+    asked for; None: all that it supports.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Offer:
     what: str = ""
     isolated: bool = False
     stands_in_for: str | None = None
+    marked: tuple[str, ...] | None = None
 
     def implementation(self, device: str | None) -> Implementation:
         """The implementation, built in this process."""

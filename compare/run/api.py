@@ -83,20 +83,15 @@ def check(
     target or reference that doesn't.
     """
     from compare.run import runner
+    from compare.run.tasks import Options
     from compare.suites.table import default_cases
 
     _known(suite, SUITES, "suite")
     chosen = default_cases(suite) if cases is None else tuple(map(_case, cases))
     candidate = target if isinstance(target, str) else UserImplementation(target, device=device)
-    return runner.run(
-        chosen,
-        [candidate],
-        reference,
-        profile=profile,
-        device=device,
-        timeout=timeout,
-        repeat=repeat,
-    )
+    named = frozenset() if cases is None else frozenset(chosen)
+    options = Options(profile=profile, device=device, timeout=timeout, repeat=repeat, named=named)
+    return runner.run(chosen, [candidate], reference, options)
 
 
 def judge(

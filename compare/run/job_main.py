@@ -7,10 +7,12 @@ import os
 import threading
 from multiprocessing.connection import Connection
 
+from compare.houses.jax_backend import import_jax
 from compare.isolation.worker_main import end_with
 from compare.run import registry
 from compare.run.jobs import Order
-from compare.run.session import Session, Task
+from compare.run.session import Compared, Session
+from compare.run.tasks import Task
 from compare.suites.table import parse_case
 
 
@@ -20,13 +22,15 @@ def main(fd: int) -> None:
     os.set_inheritable(fd, False)
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     connection = Connection(fd)
+    _import_ahead()
     order: Order = connection.recv()
     device = order.options.device
-    session = Session(
-        [registry.find(name, device) for name in order.candidates],
-        {suite: registry.find(name, device) for suite, name in order.references.items()},
-        order.options,
+    compared = Compared(
+        candidates=[registry.find(name, device) for name in order.candidates],
+        references={suite: registry.find(n, device) for suite, n in order.references.items()},
+        by_name=order.by_name,
     )
+    session = Session(compared, order.options)
     try:
         while (lines := connection.recv()) is not None:
             tasks = [
@@ -37,4 +41,11 @@ def main(fd: int) -> None:
                 connection.send(event)
             connection.send(None)
     finally:
-        session.close()
+        compared.close()
+
+
+def _import_ahead() -> None:
+    """What the judge and most candidates need, while the run finds out what it is to compare."""
+    import torch  # noqa: F401
+
+    import_jax()

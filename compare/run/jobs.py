@@ -1,7 +1,7 @@
 """Several cases at once: each job a process with a jax and a torch of its own that asks for the
 next cases when it is done with some, and streams its events back.
 
-Cases of one shape go to one job, see `compare.run.order`. A job whose process dies costs the
+Cases of one shape go to one job, see `compare.run.schedule`. A job whose process dies costs the
 candidate that it was running; another process takes up the rest.
 """
 
@@ -15,13 +15,13 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from compare.houses.jax_backend import INTERPRETERS
 from compare.isolation.child import Child
-from compare.protocol.implementation import WorkerDied
-from compare.protocol.report import Row
+from compare.protocol.implementation import Implementation, WorkerDied
 from compare.protocol.verdict import Status, Verdict
-from compare.run.order import by_shape, longest_first
-from compare.run.session import Event, Finished, Options, Starting, Task
+from compare.run import registry
+from compare.run.schedule import stages
+from compare.run.session import Compared
+from compare.run.tasks import Event, Finished, Options, Starting, Task, row_of, target_of
 
 _END_SECONDS = 10.0
 """How long a job may take to end its workers and itself when nothing is left to do."""
@@ -34,6 +34,7 @@ class Order:
 
     candidates: Sequence[str]
     references: Mapping[str, str]
+    by_name: bool
     options: Options
 
 
@@ -60,74 +61,104 @@ class _Job:
             self.child.connection.send(message)
 
 
-def parallel_events(
-    tasks: Sequence[Task],
-    candidates: Sequence[str],
-    names: Sequence[str],
-    references: Mapping[str, str],
-    options: Options,
-    jobs: int,
-) -> Generator[Event]:
-    """The events of all jobs as they come. Closing the generator ends them.
+class Jobs:
+    """The processes of a run, at most `count` at the same time; none for a count of 1."""
 
-    candidates, references: by the name to find them by; names: what reports call the candidates.
-    Tasks that share the interpreter's time are begun in their order, others the longest first.
-    """
-    groups = by_shape(tasks)
-    jobs = min(jobs, len(groups))
-    if options.interpreter_seconds is not None and INTERPRETERS & set(names):
-        seconds = options.interpreter_seconds / jobs
-        options = dataclasses.replace(options, interpreter_seconds=seconds)
-    else:
-        groups = longest_first(groups)
-    waiting = collections.deque(groups)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    running: list[_Job] = []
-    ending: list[_Job] = []
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._started: list[Child] = []
 
-    def start() -> None:
-        job = _Job(Child("compare.run.job_main", _environment(threads)))
-        running.append(job)
-        job.tell(Order(candidates=candidates, references=references, options=options))
-        job.give(waiting.popleft())
+    def start(self, most: int) -> None:
+        """Starts processes before there is anything to tell them: their imports take seconds."""
+        if self.count > 1 and most > 1:
+            self._started = [_child(self.count) for _ in range(min(self.count, most))]
 
-    try:
-        for _ in range(jobs):
-            start()
-        while running:
-            ready = multiprocessing.connection.wait([j.child.connection for j in running])
-            for job in [j for j in running if j.child.connection in ready]:
-                try:
-                    event = job.child.receive()
-                except WorkerDied as error:
-                    running.remove(job)
-                    yield from _blame(job, candidates, names, str(error))
-                    if job.tasks:
-                        waiting.appendleft(list(job.tasks.values()))
-                    if waiting:
-                        start()
-                    continue
-                if event is not None:
-                    _note(job, event)
-                    yield event
-                elif waiting:
-                    job.give(waiting.popleft())
-                else:
-                    job.give(None)
-                    running.remove(job)
-                    ending.append(job)
-    finally:
-        for job in running:
-            job.child.close()
-        for job in ending:
-            job.child.let_end(_END_SECONDS)
+    def close(self) -> None:
+        """Ends those that nothing was given to."""
+        while self._started:
+            self._started.pop().close()
+
+    def events(
+        self, tasks: Sequence[Task], compared: Compared, options: Options
+    ) -> Generator[Event]:
+        """The events of all jobs as they come. Closing the generator ends them."""
+        order = Order(
+            candidates=[_words_for(candidate) for candidate in compared.candidates],
+            references={suite: _words_for(r) for suite, r in compared.references.items()},
+            by_name=compared.by_name,
+            options=options,
+        )
+        compared.close()  # each job has workers of its own
+        for groups in stages(tasks):
+            yield from self._stage(groups, compared.candidates, order)
+            self.close()
+
+    def _stage(
+        self, groups: Sequence[list[Task]], candidates: Sequence[Implementation], order: Order
+    ) -> Generator[Event]:
+        """Groups beside one another, each given to the next job that is free."""
+        jobs = min(self.count, len(groups))
+        waiting = collections.deque(groups)
+        running: list[_Job] = []
+        ending: list[_Job] = []
+
+        def start() -> None:
+            job = _Job(self._started.pop() if self._started else _child(jobs))
+            running.append(job)
+            job.tell(order)
+            job.give(waiting.popleft())
+
+        try:
+            for _ in range(jobs):
+                start()
+            self.close()
+            while running:
+                ready = multiprocessing.connection.wait([j.child.connection for j in running])
+                for job in [j for j in running if j.child.connection in ready]:
+                    try:
+                        event = job.child.receive()
+                    except WorkerDied as error:
+                        running.remove(job)
+                        yield from _blame(job, candidates, str(error))
+                        if job.tasks:
+                            waiting.appendleft(list(job.tasks.values()))
+                        if waiting:
+                            start()
+                        continue
+                    if event is not None:
+                        _note(job, event)
+                        yield event
+                    elif waiting:
+                        job.give(waiting.popleft())
+                    else:
+                        job.give(None)
+                        running.remove(job)
+                        ending.append(job)
+        finally:
+            for job in running:
+                job.child.close()
+            for job in ending:
+                job.child.let_end(_END_SECONDS)
+
+
+def _words_for(implementation: Implementation) -> str:
+    """The words by which another process finds the same implementation."""
+    target = target_of(implementation)
+    if target in registry.names() or hasattr(implementation, "target"):
+        return target
+    raise ValueError(
+        f"{implementation.name} is an object of this process; with jobs > 1 implementations are "
+        "found by name (MODULE:FUNCTION or FILE.py:FUNCTION)"
+    )
 
 
 _LEAST_POOL = 8
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Each job its share of the cores, and none all of a GPU's memory; what the user set stays."""
+def _child(jobs: int) -> Child:
+    """A process with its share of the cores, that doesn't take all of a GPU's memory; what the user
+    set stays."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
     wanted = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "OMP_NUM_THREADS": str(threads),
@@ -135,7 +166,8 @@ def _environment(threads: int) -> dict[str, str]:
         # waits may hold a thread, so that too few wait for ever.
         "NPROC": str(max(threads, _LEAST_POOL)),
     }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    environment = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    return Child("compare.run.job_main", environment)
 
 
 def _note(job: _Job, event: Event) -> None:
@@ -151,9 +183,7 @@ def _note(job: _Job, event: Event) -> None:
             del job.tasks[event.case]
 
 
-def _blame(
-    job: _Job, candidates: Sequence[str], names: Sequence[str], obituary: str
-) -> Iterator[Finished]:
+def _blame(job: _Job, candidates: Sequence[Implementation], obituary: str) -> Iterator[Finished]:
     """The rows of what a dead process was working on: the candidate that ran, or, where it was at
     what a case's candidates share, all that were left; of one that never began, everything. One
     that ended between two groups of cases takes nothing with it."""
@@ -168,18 +198,12 @@ def _blame(
             reason = f"while its inputs, its reference or the judge ran, {obituary}"
         else:
             blamed[job.last.case] = (place,)
+    verdict = Verdict(status=Status.CRASH, reason=reason)
     for index, places in blamed.items():
-        line = str(job.tasks[index].case)
+        case = job.tasks[index].case
         for place in places:
-            verdict = Verdict(status=Status.CRASH, reason=reason)
-            row = Row(
-                case=line,
-                candidate=names[place],
-                reference=None,
-                verdict=verdict,
-                seconds=0.0,
-                target=None if candidates[place] == names[place] else candidates[place],
-            )
+            candidate = candidates[place]
+            row = row_of(case, candidate.name, target_of(candidate), verdict)
             event = Finished(index, place, row)
             _note(job, event)
             yield event

@@ -10,141 +10,93 @@ from functools import partial
 from typing import Any
 
 from compare.goldens.format import DamagedGolden, UnknownGolden
-from compare.houses.jax_backend import INTERPRETERS
 from compare.houses.torch_backend import torch_device
 from compare.isolation.failures import sentence, verdict_of
 from compare.isolation.worker import Isolated
 from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation
 from compare.protocol.inputs import Inputs, Result
-from compare.protocol.report import Row
-from compare.protocol.suite import Suite
 from compare.protocol.verdict import Status, Verdict
+from compare.run import registry
 from compare.run.repeats import run_repeatedly
+from compare.run.tasks import (
+    Event,
+    Finished,
+    Options,
+    Starting,
+    Task,
+    Unavailable,
+    row_of,
+    target_of,
+)
 from compare.suites.table import SUITES, make_inputs
 
-INTERPRETER_SECONDS = 60.0
-"""What a run spends on the interpreter in all, unless it is asked for everything."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Starting:
-    """Work on a case begins; candidate: its place among the candidates, None for what all share."""
-
-    case: int
-    candidate: int | None
-    what: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """One candidate on one case is done."""
-
-    case: int
-    candidate: int
-    row: Row
-
-
-@dataclasses.dataclass(frozen=True)
-class Unavailable:
-    """Something asked for isn't there or is damaged, in a sentence."""
-
-    sentence: str
-
-
-Event = Starting | Finished | Unavailable
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """profile: of tolerances. timeout: seconds that one call of a candidate may take. device: of
-    torch's and jax's computations. interpreter_seconds: for the interpreter in all, None: any.
-    repeat: how often each candidate runs on each case. strict: the suites whose reference was asked
-    for by name, so that its absence is a failure."""
+class Compared:
+    """What a run compares. references: by suite; one missing means the oracle alone. by_name: the
+    reference was asked for by name, so that its absence is a failure."""
 
-    profile: str = "calibrated"
-    timeout: float | None = None
-    device: str | None = None
-    interpreter_seconds: float | None = INTERPRETER_SECONDS
-    repeat: int = 1
-    strict: frozenset[str] = frozenset()
+    candidates: Sequence[Implementation]
+    references: Mapping[str, Implementation]
+    by_name: bool = False
 
+    def isolated(self) -> Iterator[Isolated]:
+        """Those that run in processes of their own."""
+        for implementation in (*self.candidates, *self.references.values()):
+            if isinstance(implementation, Isolated):
+                yield implementation
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """One case and the places of the candidates that are to run on it."""
-
-    index: int
-    case: Case
-    candidates: tuple[int, ...]
+    def close(self) -> None:
+        """Ends their processes; a next call would start others."""
+        for implementation in self.isolated():
+            implementation.close()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reference:
     """The reference on one case. name: None where there is none. failed, note: why `result` is
-    None, as a failure of the run or as a remark."""
+    None, as a failure of the run or as a remark. damaged: its record is."""
 
     name: str | None = None
     result: Result | None = None
     failed: str | None = None
     note: str | None = None
+    damaged: bool = False
 
 
 class Session:
-    """Runs tasks in this process. references: by suite; one missing means the oracle alone."""
+    """Runs tasks in this process."""
 
-    def __init__(
-        self,
-        candidates: Sequence[Implementation],
-        references: Mapping[str, Implementation],
-        options: Options,
-    ) -> None:
-        self._candidates = candidates
-        self._references = references
+    def __init__(self, compared: Compared, options: Options) -> None:
+        self._compared = compared
         self._options = options
-        self._interpreted = 0.0
         self._recorded: dict[str, list[Implementation]] = {}
-        for implementation in candidates:
-            if isinstance(implementation, Isolated):
-                implementation.timeout = options.timeout
-        for reference in references.values():
-            if isinstance(reference, Isolated):
-                reference.timeout = options.timeout
+        for implementation in compared.isolated():
+            implementation.timeout = options.timeout
 
     def events(self, tasks: Iterable[Task]) -> Generator[Event]:
         """What happens, as it happens. Ctrl-C comes through at whatever point it strikes."""
         for task in tasks:
-            yield from self._case(task)
+            yield from self._events(task)
 
-    def close(self) -> None:
-        """Ends the workers."""
-        for implementation in (*self._candidates, *self._references.values()):
-            if isinstance(implementation, Isolated):
-                implementation.close()
-
-    def _case(self, task: Task) -> Iterator[Event]:
+    def _events(self, task: Task) -> Iterator[Event]:
         case, line = task.case, str(task.case)
         yield Starting(task.index, None, line)
-        able = []
+        able: list[tuple[int, Implementation]] = []
         for place in task.candidates:
-            refused = self._refusal(self._candidates[place], case)
-            if refused is None:
-                able.append(place)
-                continue
-            row = Row(
-                case=line,
-                candidate=self._candidates[place].name,
-                reference=None,
-                verdict=refused,
-                seconds=0.0,
-                target=_target(self._candidates[place]),
-            )
-            yield Finished(task.index, place, row)
+            candidate = self._compared.candidates[place]
+            refusal = self._refusal(candidate, case)
+            if refusal is None:
+                able.append((place, candidate))
+            else:
+                row = row_of(case, candidate.name, target_of(candidate), refusal)
+                yield Finished(task.index, place, row)
         if not able:
             return
 
-        reference = self._references.get(case.suite)
-        self._prepare(case, [self._candidates[place] for place in able], reference)
+        default = self._compared.references.get(case.suite)
+        _prepare(case, [candidate for _, candidate in able], default)
         try:
             inputs = make_inputs(case)
         except MemoryError as error:
@@ -153,33 +105,35 @@ class Session:
         except (DamagedGolden, UnknownGolden) as error:  # inputs that are stored with a result
             yield Unavailable(str(error))
             return
-        found = _Reference()
-        if reference is not None:
-            yield Starting(task.index, None, f"{reference.name} on {line}")
-            found, damaged = self._refer(reference, case, inputs)
-            for other in self._further(case, reference) if found.note else ():
-                if other.supports(case) is None:
-                    found, damaged = self._refer(other, case, inputs)
-                    break
-            if damaged:
-                yield Unavailable(damaged)
-        suite = SUITES[case.suite]
-        evidence = suite.evidence(inputs, partial(torch_device, self._options.device))
-        for place in able:
-            candidate = self._candidates[place]
+        reference = _Reference()
+        if default is not None:
+            yield Starting(task.index, None, f"{default.name} on {line}")
+            reference = self._reference(default, case, inputs)
+            if reference.damaged and reference.failed:
+                yield Unavailable(reference.failed)
+        evidence = SUITES[case.suite].evidence(inputs, partial(torch_device, self._options.device))
+        for place, candidate in able:
             yield Starting(task.index, place, f"{candidate.name} on {line}")
-            row = self._row(candidate, line, inputs, found, suite, evidence)
+            verdict, seconds = self._verdict(candidate, case, inputs, reference, evidence)
+            row = row_of(
+                case,
+                candidate.name,
+                target_of(candidate),
+                verdict,
+                reference=reference.name,
+                seconds=seconds,
+            )
             yield Finished(task.index, place, row)
 
-    def _row(
+    def _verdict(
         self,
         candidate: Implementation,
-        line: str,
+        case: Case,
         inputs: Inputs,
         reference: _Reference,
-        suite: Suite,
         evidence: Any,
-    ) -> Row:
+    ) -> tuple[Verdict, float]:
+        """Runs a candidate and judges it; the seconds of its call."""
         started = time.perf_counter()
         try:
             ran = run_repeatedly(candidate, inputs, self._options.repeat)
@@ -189,7 +143,7 @@ class Session:
             seconds = ran.seconds
             verdict = self._too_slow(candidate, ran.longest)
             if verdict is None:
-                verdict = suite.judge(
+                verdict = SUITES[case.suite].judge(
                     inputs,
                     ran.result,
                     reference.result,
@@ -197,55 +151,42 @@ class Session:
                     evidence=evidence,
                 )
                 verdict = _with_difference(verdict, ran.difference)
-        if candidate.name in INTERPRETERS:
-            self._interpreted += seconds
         if reference.failed and not verdict.reference_failed:
             verdict = dataclasses.replace(verdict, reference_failed=reference.failed)
         if reference.note:
             verdict = dataclasses.replace(verdict, notes=(*verdict.notes, reference.note))
-        name = reference.name if reference.result is not None or reference.failed else None
-        return Row(
-            case=line,
-            candidate=candidate.name,
-            reference=name,
-            verdict=verdict,
-            seconds=seconds,
-            target=_target(candidate),
-        )
+        return verdict, seconds
 
     def _refusal(self, candidate: Implementation, case: Case) -> Verdict | None:
         try:
-            reason = candidate.supports(case)
+            reason = candidate.supports(case) or self._unmarked(candidate, case)
         except Exception as error:  # `supports` may be a user's own
             return verdict_of(error)
-        limit = self._options.interpreter_seconds
-        if (
-            reason is None
-            and candidate.name in INTERPRETERS
-            and limit is not None
-            and self._interpreted >= limit
-        ):
-            reason = (
-                f"the {limit:.0f} s that a run gives the interpreter are used up; "
-                "--full lifts this limit"
-            )
         return None if reason is None else Verdict(status=Status.UNSUPPORTED, reason=reason)
 
-    def _prepare(
-        self, case: Case, candidates: Sequence[Implementation], reference: Implementation | None
-    ) -> None:
-        """Workers make the inputs of a case while this process makes its own."""
-        for implementation in (*candidates, reference):
-            if isinstance(implementation, Isolated):
-                try:
-                    implementation.prepare(case)
-                except Exception:  # run() meets the same failure and reports it
-                    continue
+    def _unmarked(self, candidate: Implementation, case: Case) -> str | None:
+        """Why a slow implementation isn't run on a case that nobody asked for by its line."""
+        offer = SUITES[case.suite].offer(candidate.name)
+        if offer is None or offer.marked is None or str(case) in offer.marked:
+            return None
+        if self._options.full or case in self._options.named:
+            return None
+        return (
+            f"the interpreter takes the {len(offer.marked)} cases that the catalogue marks; "
+            "--full takes all that it can"
+        )
+
+    def _reference(self, default: Implementation, case: Case, inputs: Inputs) -> _Reference:
+        """The result of the default reference, else that of the first recorded one that has the
+        case."""
+        reference = self._referred(default, case, inputs)
+        for other in self._further(case, default) if reference.note else ():
+            if other.supports(case) is None:
+                return self._referred(other, case, inputs)
+        return reference
 
     def _further(self, case: Case, reference: Implementation) -> list[Implementation]:
         """The recorded results that are asked where a default reference has nothing."""
-        from compare.run import registry
-
         if case.suite not in self._recorded:
             names = registry.recorded_references(case.suite)
             self._recorded[case.suite] = [
@@ -253,24 +194,21 @@ class Session:
             ]
         return self._recorded[case.suite]
 
-    def _refer(
-        self, reference: Implementation, case: Case, inputs: Inputs
-    ) -> tuple[_Reference, str | None]:
-        """The reference's result, and a sentence where a record of it is damaged."""
+    def _referred(self, reference: Implementation, case: Case, inputs: Inputs) -> _Reference:
         name = reference.name
         try:
             reason = reference.supports(case)
             if reason is None:
-                return _Reference(name=name, result=reference.run(inputs)), None
+                return _Reference(name=name, result=reference.run(inputs))
         except DamagedGolden as error:
-            return _Reference(name=name, failed=str(error)), str(error)
+            return _Reference(name=name, failed=str(error), damaged=True)
         except NotImplementedError as error:
             reason = sentence(error)
         except Exception as error:  # a reference is an implementation like any other
-            return _Reference(name=name, failed=sentence(error)), None
-        if case.suite in self._options.strict:
-            return _Reference(name=name, failed=reason), None
-        return _Reference(note=f"judged without a reference: {reason}"), None
+            return _Reference(name=name, failed=sentence(error))
+        if self._compared.by_name:
+            return _Reference(name=name, failed=reason)
+        return _Reference(note=f"judged without a reference: {reason}")
 
     def _too_slow(self, candidate: Implementation, seconds: float) -> Verdict | None:
         """A call in this process can't be ended from outside, but it is held to the same limit."""
@@ -281,10 +219,16 @@ class Session:
         return Verdict(status=Status.TIMEOUT, reason=reason)
 
 
-def _target(candidate: Implementation) -> str | None:
-    """The words that find a candidate, where they aren't its name."""
-    target = getattr(candidate, "target", None)
-    return None if target == candidate.name else target
+def _prepare(
+    case: Case, candidates: Sequence[Implementation], reference: Implementation | None
+) -> None:
+    """Workers make the inputs of a case while this process makes its own."""
+    for implementation in (*candidates, reference):
+        if isinstance(implementation, Isolated):
+            try:
+                implementation.prepare(case)
+            except Exception:  # run() meets the same failure and reports it
+                continue
 
 
 def _with_difference(verdict: Verdict, difference: str | None) -> Verdict:

@@ -111,6 +111,15 @@ class DcpDecodeCase(Case):
         )
         return 2 * self.h * keys * (KEY_WIDTH + VALUE_WIDTH)
 
+    def shape(self) -> tuple[object, ...]:
+        rows = (self.lens, self.q, self.h, self.causal)  # a plan has the size of its batch
+        group = (self.world, self.rank, self.interleave)
+        return (*rows, self.page, self.kv, self.q_dtype, *group)
+
+    def elements(self) -> int:
+        rows = self.tokens * self.h * (KEY_WIDTH + VALUE_WIDTH)
+        return len(self.ranks) * (rows + sum(self.lens) * KEY_WIDTH)
+
     def keys_of(self, rank: int, total: int) -> int:
         """Keys of a rank of a request with `total` keys."""
         return local_length(total, rank, self.world, self.interleave)

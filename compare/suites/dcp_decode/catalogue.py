@@ -92,6 +92,18 @@ _CORNERS = (
 )
 
 
+# What the interpreter takes by default.
+INTERPRETED = (
+    # A batch that isn't uniform, rows of padding behind it; bit-equal.
+    "dcp-decode:lens=130+97,q=8+2,world=2,rank=1,pad_rows=6,data=exact,seed=12",
+    # Many blocks of one request: thread blocks share its keys, and their results are merged.
+    "dcp-decode:lens=4100,q=2,world=8,rank=5,interleave=4,stale=1,data=flat,seed=24",
+    # Float8 keys, and float8 on both sides.
+    "dcp-decode:lens=301+97,q=8+1,world=2,kv=e4m3,seed=46",
+    "dcp-decode:lens=301+97,q=8+1,world=2,rank=1,kv=e4m3,q_dtype=e4m3,stale=1,data=flat,seed=58",
+)
+
+
 # With --full: what serving looks like, and the shapes that the bench times.
 _FULL = (
     "lens=8192+8191+4097+513,q=8+1+4+2,h=128,world=2,rank=1",

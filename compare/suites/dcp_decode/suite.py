@@ -5,7 +5,7 @@ from __future__ import annotations
 from compare.protocol.suite import Offer, Suite
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
-from compare.suites.dcp_decode.catalogue import lines
+from compare.suites.dcp_decode.catalogue import INTERPRETED, lines
 from compare.suites.dcp_decode.make import dcp_decode_inputs
 from compare.suites.dcp_decode.recorded import DcpDecodeRecords
 
@@ -24,7 +24,7 @@ SUITE = Suite(
         Offer(name="torch", make="compare.suites.dcp_decode.torch_adapter:TorchDcpDecode"),
         Offer(name="xla", make=_JAX),
         Offer(name="pallas", make=_JAX, isolated=True),
-        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas"),
+        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas", marked=INTERPRETED),
         Offer(name="flash_mla", make=f"{_CUDA}:FlashMlaDecode", isolated=True),
         Offer(
             name="flashinfer-fa3",

@@ -9,6 +9,9 @@ from typing import ClassVar
 
 from compare.protocol.case import Case, CaseError, case_field, flag, integer, integers, number, word
 
+PADDED_HEADS, PADDED_SLOTS = 64, 128
+"""Multiples that kernels take, to which heads and lists are filled up before them."""
+
 EXACT_GROUPS = 8
 """Groups of keys of data=exact; see exact.py."""
 
@@ -80,6 +83,14 @@ class SparsePrefillCase(Case):
     def flop(self) -> int:
         """Multiply-adds times two of one pass over all slots: 2 T H K (D + 512)."""
         return 2 * self.tokens * self.h * self.topk * (self.d + 512)
+
+    def shape(self) -> tuple[object, ...]:
+        tokens = tuple(sorted(set(self.q_lens) - {0})) or self.tokens  # each chunk is a call
+        heads, width = -(-self.h // PADDED_HEADS), -(-self.topk // PADDED_SLOTS)
+        return (tokens, self.s_kv, heads, self.d, width)
+
+    def elements(self) -> int:
+        return self.tokens * self.h * (self.d + 512)
 
     def blocks(self, keys: int, heads: int) -> int:
         """How many blocks of `keys` slots x `heads` heads a kernel walks."""

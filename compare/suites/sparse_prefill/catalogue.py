@@ -47,6 +47,21 @@ _ONCE = (
 )
 
 
+# What the interpreter takes by default. Together they reach every line and every outcome of the
+# kernel's branches that all of its cases reach.
+INTERPRETED = (
+    # Two tiles of heads, the second one not full; a list that is filled up; lengths anywhere.
+    "sparse-prefill:s_q=2,s_kv=300,h=96,d=576,topk=192,length=ragged",
+    # The same programs: bit-equal, with a length that ends in the middle of a block.
+    "sparse-prefill:s_q=2,s_kv=300,h=128,d=576,topk=256,data=exact,length=129",
+    # Several pairs of blocks with holes in the lists, and a row without a key.
+    "sparse-prefill:s_q=3,s_kv=700,topk=512,data=exact,length=ragged,invalid=0.3,empty_rows=1,"
+    "seed=16",
+    # One pair of blocks, nothing in it, and a sink.
+    "sparse-prefill:s_q=2,s_kv=300,d=576,sink=mixed,length=zero",
+)
+
+
 # FlashMLA's own test matrix: (s_kv, topk) and token counts.
 _FLASHMLA_SHAPES = (
     (128, 128),

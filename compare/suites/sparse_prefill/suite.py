@@ -5,7 +5,7 @@ from __future__ import annotations
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol.suite import Offer, Suite
 from compare.suites.sparse_prefill.case import SparsePrefillCase
-from compare.suites.sparse_prefill.catalogue import lines
+from compare.suites.sparse_prefill.catalogue import INTERPRETED, lines
 from compare.suites.sparse_prefill.make import sparse_prefill_inputs
 from compare.suites.sparse_prefill.recorded import SparsePrefillRecords
 
@@ -32,6 +32,7 @@ SUITE = Suite(
             make=_JAX,
             what="the same kernels under Pallas' GPU interpreter, small cases",
             stands_in_for="pallas",
+            marked=INTERPRETED,
         ),
         Offer(
             name="flash_mla",

@@ -134,6 +134,19 @@ class V4PrefillCase(Case):
         """Multiply-adds times two of one pass over all slots: 2 T H C (512 + 512)."""
         return 2 * self.tokens * self.h * self.slots * 2 * WIDTH
 
+    def shape(self) -> tuple[object, ...]:
+        return (*self.batch_shape(), self.h, self.plan)
+
+    def batch_shape(self) -> tuple[object, ...]:
+        """What of the batch its chunks, its pages and its lists are made for."""
+        chunks = (self.max_len, self.max_tokens, self.chunk, self.bound)
+        lists = (self.ratio, self.topk, self.window, self.images, self.max_image)
+        return (self.seq, self.q, *lists, self.page, self.format, *chunks)
+
+    def elements(self) -> int:
+        gathered = sum(self.compressed(i) + self.gathered(i) for i in range(len(self.seq)))
+        return self.tokens * self.h * 2 * WIDTH + gathered * WIDTH
+
     def blocks(self, keys: int, heads: int) -> int:
         """How many blocks of `keys` slots x `heads` heads a kernel walks."""
         return -(-self.slots // keys) * -(-self.h // heads) * self.tokens

@@ -87,6 +87,23 @@ _OTHERS = (
 )
 
 
+# What the interpreter takes by default.
+INTERPRETED = (
+    # Chunks of one request, of which others have no tokens.
+    "v4-prefill:seq=40+40+16+64+0,q=0+5+0+3+0,topk=16,window=8,h=16,max_len=64,max_tokens=16,"
+    "chunk=1",
+)
+
+
+# And where attention reads the pages itself: together they reach every line of the kernel's body.
+FUSED_INTERPRETED = (
+    # Two tiles of heads; entries and window; bit-equal.
+    "v4-prefill:seq=1030,q=3,ratio=128,topk=16,h=128,data=exact,seed=34",
+    # A tile of heads that isn't full; requests shorter than the ratio and than the window.
+    "v4-prefill:seq=3+100+1,q=3+1+1,ratio=128,topk=8,h=16,seed=13",
+)
+
+
 _FULL = (
     "seq=16384+9000+127,q=512+300+64,h=128,topk=512,max_len=16384",
     "seq=16384+4097,q=256+1,h=64,topk=1024,max_len=16384,data=flat,sink=mixed",

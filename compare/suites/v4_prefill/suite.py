@@ -5,7 +5,7 @@ from __future__ import annotations
 from compare.protocol.suite import Offer, Suite
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import V4PrefillCase
-from compare.suites.v4_prefill.catalogue import lines
+from compare.suites.v4_prefill.catalogue import FUSED_INTERPRETED, INTERPRETED, lines
 from compare.suites.v4_prefill.make import v4_prefill_inputs
 from compare.suites.v4_prefill.recorded import V4PrefillRecords
 
@@ -24,7 +24,7 @@ SUITE = Suite(
         Offer(name="torch", make="compare.suites.v4_prefill.torch_adapter:TorchV4Prefill"),
         Offer(name="xla", make=_JAX),
         Offer(name="pallas", make=_JAX, isolated=True),
-        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas"),
+        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas", marked=INTERPRETED),
         Offer(
             name="xla-fused",
             make=_JAX,
@@ -44,6 +44,7 @@ SUITE = Suite(
             options={"backend": "pallas-interpret"},
             what="the same kernel under Pallas' GPU interpreter, small cases",
             stands_in_for="pallas-fused",
+            marked=FUSED_INTERPRETED,
         ),
         Offer(name="flash_mla", make=f"{_CUDA}:FlashMlaV4", isolated=True),
         Offer(

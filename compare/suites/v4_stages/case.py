@@ -57,6 +57,9 @@ class V4StagesCase(Case):
         """Whether the inputs are those of a recorded call."""
         return self.record != "none"
 
+    def shape(self) -> tuple[object, ...]:
+        return (self.stage, self.record, self.offset, *self.batch().batch_shape())
+
     def batch(self) -> V4PrefillCase:
         """The batch whose stage it is; CaseError where there can't be such a batch."""
         case = V4PrefillCase(

@@ -24,6 +24,14 @@ _STAGES = (
 )
 
 
+# What the interpreter takes by default.
+INTERPRETED = (
+    # A page's edge, in both formats; pages of two entries, a first row that isn't 0.
+    "v4-stages:stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=11",
+    "v4-stages:stage=gather,seq=1500+260+100,q=3+2+2,ratio=128,offset=1,seed=13",
+)
+
+
 def lines(full: bool) -> list[str]:
     """The case lines of v4-stages: the recorded calls, then those made from a batch."""
     from compare.goldens import files

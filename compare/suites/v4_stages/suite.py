@@ -5,7 +5,7 @@ from __future__ import annotations
 from compare.protocol.suite import Offer, Suite
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.case import V4StagesCase
-from compare.suites.v4_stages.catalogue import lines
+from compare.suites.v4_stages.catalogue import INTERPRETED, lines
 from compare.suites.v4_stages.make import RECORDED, v4_stages_inputs
 from compare.suites.v4_stages.recorded import V4StagesRecords
 
@@ -23,7 +23,7 @@ SUITE = Suite(
         Offer(name="torch", make="compare.suites.v4_stages.torch_adapter:TorchV4Stages"),
         Offer(name="xla", make=_JAX),
         Offer(name="pallas", make=_JAX, isolated=True),
-        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas"),
+        Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas", marked=INTERPRETED),
         Offer(name="vllm", make="compare.suites.v4_stages.cuda_adapter:VllmStages", isolated=True),
     ),
     candidates=("pallas", "xla", "pallas-interpret"),

@@ -12,7 +12,7 @@ from compare.goldens.format import DamagedGolden
 from compare.protocol.verdict import Status
 from compare.report.json import load
 from compare.run import runner
-from compare.suites.table import SUITES, default_cases, full_cases
+from compare.suites.table import SUITES, default_cases, full_cases, parse_case
 from tests.compare.cli.command_line import command_line
 from tests.compare.report.fabricated import BASE_2, CASE, UNSUPPORTED, report, row
 
@@ -23,10 +23,10 @@ class FakeRunner:
         self.cases: list[str] = []
         self.asked: dict = {}
 
-    def __call__(self, cases, candidates, reference, **options):
+    def __call__(self, cases, candidates, reference, options, *, progress):
         self.cases = [str(case) for case in cases]
-        self.asked = {"candidates": candidates, "reference": reference, **options}
-        options["progress"](1, 1, "xla")
+        self.asked = {"candidates": candidates, "reference": reference, **vars(options)}
+        progress(1, 1, "xla")
         return self.found
 
 
@@ -64,7 +64,6 @@ def test_every_option_reaches_the_runner(fake):
         *("--reference", "oracle", "--profile", "both", "--jobs", "3", "--timeout", "20"),
         *("--device", "cuda:1", "--repeat", "50"),
     )
-    del fake.asked["progress"]
     assert fake.asked == {
         "candidates": ["xla", "my.py:attend"],
         "reference": "oracle",
@@ -73,6 +72,7 @@ def test_every_option_reaches_the_runner(fake):
         "timeout": 20.0,
         "device": "cuda:1",
         "full": False,
+        "named": frozenset({parse_case(CASE)}),
         "repeat": 50,
     }
 

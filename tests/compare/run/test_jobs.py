@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from compare.protocol.case import Case
-from compare.run import jobs
+from compare.run import jobs, registry
 from compare.run.runner import run
-from compare.run.session import Task
+from compare.run.tasks import Options, Task
 from compare.suites.table import parse_case
 from compare.user.implementation import UserImplementation
 
@@ -32,7 +32,7 @@ def test_jobs_give_the_rows_of_one_process_in_the_order_of_the_cases(
     cases: list[Case] = [parse_case(f"sparse-prefill:{line}") for line in lines]
     seen = []
     report = run(
-        cases, [f"{path}:f", "jax-planner"], "oracle", jobs=2, device="cpu",
+        cases, [f"{path}:f", "jax-planner"], "oracle", Options(jobs=2, device="cpu"),
         progress=lambda *words: seen.append(words),
     )  # fmt: skip
     assert [(row.case, row.verdict.status.name) for row in report.rows] == [
@@ -59,7 +59,9 @@ def test_a_job_that_dies_costs_the_candidate_it_ran_and_nothing_else(
                 time.sleep(30)
             return right(seq_lens, query_lens, **others)
     """)
-    report = run(PLANS, ["jax-planner", f"{path}:fatal", "torch-planner"], "oracle", jobs=2)
+    report = run(
+        PLANS, ["jax-planner", f"{path}:fatal", "torch-planner"], "oracle", Options(jobs=2)
+    )
     found = {(row.case, row.candidate): row.verdict for row in report.rows}
     assert len(found) == len(report.rows) == 12
     crashed = [key for key, verdict in found.items() if verdict.status.name != "PASS"]
@@ -86,7 +88,7 @@ def test_a_job_that_is_done_takes_what_is_left_while_another_works(
             raise ValueError(f"in {{os.getppid()}}")
     """)
     cases: list[Case] = [parse_case(f"sparse-prefill:s_q={n},s_kv=40,h=1") for n in range(25, 31)]
-    report = run(cases, [f"{path}:f"], "oracle", jobs=2, device="cpu")
+    report = run(cases, [f"{path}:f"], "oracle", Options(jobs=2, device="cpu"))
     ran = [row.verdict.reason.splitlines()[0] for row in report.rows]
     assert len(set(ran[:-1])) == 1 and len(set(ran)) == 2
 
@@ -96,7 +98,7 @@ def test_of_a_job_that_ended_before_it_began_its_cases(lived: bool, blamed: list
     """Its candidates' fault where no job could begin; not where the process had worked before."""
     tasks = {i: Task(index=i, case=case, candidates=(0,)) for i, case in enumerate(PLANS[:2])}
     job = jobs._Job(child=None, tasks=tasks, lived=lived)  # type: ignore[arg-type]
-    found = jobs._blame(job, ["jax-planner"], ["jax-planner"], "its process ended")
+    found = jobs._blame(job, [registry.find("jax-planner")], "its process ended")
     assert [event.case for event in found] == blamed
     assert len(job.tasks) == 2 - len(blamed)
 
@@ -115,7 +117,7 @@ def test_no_folder_of_a_run_with_jobs_stays(
             os.kill(os.getppid(), signal.SIGKILL)
     """)
     cases = [*PLANS[:1], parse_case("sparse-prefill:s_kv=40,h=1")]
-    run(cases, [f"{path}:f"], "oracle", jobs=2, device="cpu")
+    run(cases, [f"{path}:f"], "oracle", Options(jobs=2, device="cpu"))
     assert list(temporary.iterdir()) == []
 
 
@@ -124,13 +126,13 @@ def test_ctrl_c_ends_the_jobs_and_keeps_their_rows() -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    report = run(PLANS, ["jax-planner"], "oracle", jobs=2, progress=progress)
+    report = run(PLANS, ["jax-planner"], "oracle", Options(jobs=2), progress=progress)
     assert report.interrupted and len(report.rows) == 2
 
 
 def test_what_has_no_name_cannot_go_to_a_job() -> None:
     with pytest.raises(ValueError, match="with jobs > 1 implementations are found by name"):
-        run(PLANS, [UserImplementation(lambda **_: [])], "oracle", jobs=2)
+        run(PLANS, [UserImplementation(lambda **_: [])], "oracle", Options(jobs=2))
 
 
 def test_a_case_too_big_to_have_company_runs_after_the_others_in_a_process_of_its_own(
@@ -140,10 +142,11 @@ def test_a_case_too_big_to_have_company_runs_after_the_others_in_a_process_of_it
     cases: list[Case] = [parse_case(f"sparse-prefill:{line}") for line in lines]
     begun = []
 
-    def remember(tasks, candidates, names, references, options, jobs):
-        begun.append(([task.index for task in tasks], jobs))
+    def remember(self, groups, candidates, order):
+        begun.append(sorted(task.index for group in groups for task in group))
         yield from ()
 
-    monkeypatch.setattr(jobs, "parallel_events", remember)
-    run(cases, ["xla"], "oracle", jobs=6, device="cpu")
-    assert begun == [([1, 3], 6), ([0], 1), ([2], 1)]
+    monkeypatch.setattr(jobs.Jobs, "start", lambda self, most: None)
+    monkeypatch.setattr(jobs.Jobs, "_stage", remember)
+    run(cases, ["xla"], "oracle", Options(jobs=6, device="cpu"))
+    assert begun == [[1, 3], [0], [2]]

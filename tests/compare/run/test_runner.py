@@ -23,7 +23,8 @@ from compare.report import summary
 from compare.run import registry, session
 from compare.run.repeats import difference, run_repeatedly
 from compare.run.runner import run
-from compare.suites.table import make_inputs, parse_case
+from compare.run.tasks import Options
+from compare.suites.table import SUITES, default_cases, make_inputs, parse_case
 
 BATCHES = [
     parse_case(f"prefill-plan:seq={a}+40,q=5+{b},window=8,max_len=64,max_tokens=16,chunk=1")
@@ -187,7 +188,7 @@ def test_where_the_default_reference_has_nothing_the_next_recorded_results_are_a
 
 
 def test_a_candidate_that_cannot_run_here_is_unavailable_when_named() -> None:
-    report = run([PREFILL], ["pallas"], "oracle", device="cpu")
+    report = run([PREFILL], ["pallas"], "oracle", Options(device="cpu"))
     assert statuses(report) == [("pallas", "UNSUPPORTED")]
     assert report.unavailable and "Hopper" in report.unavailable[0]
     assert report.exit_status == 3 and report.compared == 0
@@ -203,7 +204,7 @@ def test_names_that_do_not_exist_stop_the_run() -> None:
 def test_defaults_are_chosen_for_each_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "here", lambda suite, device: {
         "sparse-prefill": ["torch"], "prefill-plan": ["jax-planner"]}[suite])  # fmt: skip
-    report = run([PREFILL, BATCHES[0]], None, "oracle", device="cpu")
+    report = run([PREFILL, BATCHES[0]], None, "oracle", Options(device="cpu"))
     assert statuses(report) == [("torch", "PASS"), ("jax-planner", "PASS")]
     assert [row.case for row in report.rows] == [str(PREFILL), str(BATCHES[0])]
 
@@ -245,7 +246,7 @@ def test_progress_counts_every_row() -> None:
 
 def test_a_call_in_this_process_is_held_to_the_limit_too() -> None:
     slow = Planner("slow", lambda _: time.sleep(0.05))
-    report = run(BATCHES[:1], [slow, Planner("quick")], "oracle", timeout=0.04)
+    report = run(BATCHES[:1], [slow, Planner("quick")], "oracle", Options(timeout=0.04))
     assert statuses(report)[0] == ("slow", "TIMEOUT")
     assert "0.04 s are allowed" in report.rows[0].verdict.reason
 
@@ -311,7 +312,7 @@ class Flaky:
 
 
 def test_other_bits_from_run_to_run_are_nondeterministic() -> None:
-    report = run([PREFILL], [Flaky(), "torch"], "oracle", device="cpu", repeat=3)
+    report = run([PREFILL], [Flaky(), "torch"], "oracle", Options(device="cpu", repeat=3))
     flaky, steady = report.rows
     assert flaky.verdict.status is Status.NONDETERMINISTIC
     assert "2 of 2 repeats differ from the first run; run 2: 1 of 4,096 elements of out differ" in (
@@ -320,7 +321,10 @@ def test_other_bits_from_run_to_run_are_nondeterministic() -> None:
     assert "[1, 2, 3]" in flaky.verdict.reason
     assert steady.verdict.status is Status.PASS
     assert report.exit_status == 1
-    assert run([PREFILL], [Flaky()], "oracle", device="cpu").rows[0].verdict.status is Status.PASS
+    assert (
+        run([PREFILL], [Flaky()], "oracle", Options(device="cpu")).rows[0].verdict.status
+        is Status.PASS
+    )
 
 
 def test_one_buffer_that_is_given_back_and_written_to_again_is_nondeterministic_too() -> None:
@@ -332,14 +336,16 @@ def test_one_buffer_that_is_given_back_and_written_to_again_is_nondeterministic_
             self.buffer[:] = result.out
             return dataclasses.replace(result, out=self.buffer)
 
-    verdict = run([PREFILL], [OneBuffer()], "oracle", device="cpu", repeat=2).rows[0].verdict
+    verdict = (
+        run([PREFILL], [OneBuffer()], "oracle", Options(device="cpu", repeat=2)).rows[0].verdict
+    )
     assert verdict.status is Status.NONDETERMINISTIC
 
 
 def test_a_wrong_result_stays_wrong_when_it_changes_too() -> None:
     plans = iter([PlanResult(chunks=()), None, PlanResult(chunks=())])
     it = Planner("fake", lambda _: next(plans))
-    verdict = run(BATCHES[:1], [it], "oracle", repeat=3).rows[0].verdict
+    verdict = run(BATCHES[:1], [it], "oracle", Options(repeat=3)).rows[0].verdict
     assert verdict.status not in (Status.PASS, Status.NONDETERMINISTIC)
     assert verdict.notes[-1].startswith("1 of 2 repeats differ")
 
@@ -360,19 +366,32 @@ def test_one_run_is_one_call() -> None:
     assert len(it.ran) == 1
 
 
-def test_the_interpreter_s_time_is_limited_unless_everything_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(session, "INTERPRETER_SECONDS", 0.2)
-    monkeypatch.setattr("compare.run.runner.INTERPRETER_SECONDS", 0.2)
+def test_the_interpreter_takes_the_marked_cases_unless_it_is_asked_for_more() -> None:
+    suite = SUITES["sparse-prefill"]
+    offer = suite.offer("pallas-interpret")
+    assert offer is not None and offer.marked
+    marked = parse_case(offer.marked[0])
+    other = next(case for case in default_cases(suite.name) if str(case) not in offer.marked)
 
-    def slow() -> Planner:
-        return Planner("pallas-interpret", lambda _: time.sleep(0.15))
+    class Refusing(Planner):
+        """Notes what it is asked to run, and refuses it."""
 
-    report = run(BATCHES, [slow(), Planner("other")], "oracle")
-    own = [row.verdict for row in report.rows if row.candidate == "pallas-interpret"]
-    assert [v.status.name for v in own] == ["PASS", "PASS", "UNSUPPORTED", "UNSUPPORTED"]
-    assert "--full lifts this limit" in own[2].reason
-    assert statuses(run(BATCHES, [slow()], "oracle", full=True)) == [
-        ("pallas-interpret", "PASS")
-    ] * 4  # fmt: skip
+        suites = frozenset({"sparse-prefill"})
+
+        def run(self, inputs: Inputs) -> Result:
+            self.ran.append(str(inputs.case))
+            raise Unsupported("not now")
+
+    for options, taken in (
+        (Options(), [marked]),
+        (Options(named=frozenset({other})), [marked, other]),
+        (Options(full=True), [marked, other]),
+    ):
+        slow, quick = Refusing("pallas-interpret"), Refusing("quick")
+        report = run([marked, other], [slow, quick], "oracle", options)
+        assert slow.ran == [str(case) for case in taken]
+        assert quick.ran == [str(marked), str(other)]
+        said = report.rows[2].verdict
+        assert said.status is Status.UNSUPPORTED
+        assert ("the cases that the catalogue marks" in said.reason.replace(
+            f"the {len(offer.marked)} cases", "the cases")) == (len(taken) == 1)  # fmt: skip
