@@ -1,4 +1,4 @@
-"""How much shared memory a kernel's scratch takes, before a launch finds out."""
+"""Whether a kernel's scratch and registers fit on an SM, before a launch finds out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 SMEM_LIMIT = 227 * 1024
 _ALIGNMENT = 1024
+_REGISTERS_PER_THREAD = 504  # 64 Ki registers over three warpgroups, 128 threads each
 _BARRIERS = (plgpu.Barrier, plgpu.ClusterBarrier)
 
 
@@ -33,6 +34,16 @@ def check_smem(scratch: Any, reserved: int = 0) -> None:
     needed = smem_bytes(scratch) + reserved
     if needed > SMEM_LIMIT:
         raise ValueError(f"the kernel needs {needed} bytes of shared memory of {SMEM_LIMIT}")
+
+
+def check_registers(consumer: int, producer: int) -> None:
+    """Raises if two consumers and a producer need more registers than there are."""
+    registers = 2 * consumer + producer
+    if registers > _REGISTERS_PER_THREAD:
+        raise ValueError(
+            "consumer_registers twice and producer_registers must not exceed "
+            f"{_REGISTERS_PER_THREAD} together; got {registers}"
+        )
 
 
 def _is_barrier(leaf: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-_REGISTERS_PER_THREAD = 504  # 64 Ki registers over three warpgroups, 128 threads each
+from jax_impl.mosaic.online_softmax import check_growth_limit
+from jax_impl.mosaic.scratch import check_registers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,14 +31,8 @@ class Config:
     def __post_init__(self) -> None:
         if (self.consumer_registers is None) != (self.producer_registers is None):
             raise ValueError("consumer_registers and producer_registers must be given together")
-        consumer, producer = self.registers_for(widened=False)
-        if 2 * consumer + producer > _REGISTERS_PER_THREAD:
-            raise ValueError(
-                "consumer_registers twice and producer_registers must not exceed "
-                f"{_REGISTERS_PER_THREAD} together; got {2 * consumer + producer}"
-            )
-        if not 0 <= self.growth_limit <= 64:
-            raise ValueError(f"growth_limit must lie in [0, 64]; got {self.growth_limit}")
+        check_registers(*self.registers_for(widened=False))
+        check_growth_limit(self.growth_limit)
 
     def registers_for(self, *, widened: bool) -> tuple[int, int]:
         """Registers of a consumer's and of the producer's thread."""

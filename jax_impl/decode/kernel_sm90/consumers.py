@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.decode.kernel_sm90 import barriers, softmax
+from jax_impl.decode.kernel_sm90 import barriers
 from jax_impl.decode.kernel_sm90.barriers import ROPE_CHUNK
 from jax_impl.decode.kernel_sm90.context import I32, REFERENCE, Context, Item
 from jax_impl.decode.kernel_sm90.epilogue import finish_item, post_totals, write_rows_without_keys
@@ -38,8 +38,10 @@ from jax_impl.decode.kernel_sm90.problem import (
     D,
     chunks_of,
 )
-from jax_impl.decode.kernel_sm90.softmax import RowState
 from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, PAIR_KEYS, TILE_ROWS
+from jax_impl.mosaic import online_softmax as softmax
+from jax_impl.mosaic.layouts import MATRIX
+from jax_impl.mosaic.online_softmax import RowState, over_columns
 
 ALL_CHUNKS = (*range(CHUNKS), ROPE_CHUNK)
 _PRODUCTS = len(chunks_of(LEFT))  # groups that the values of a block are started in
@@ -129,6 +131,22 @@ def _wait_for_weights(k: Context, parity: int, round_: Any) -> Any:
     return k.seams.get_rows(k.smem.mailbox.at[REFERENCE[parity]])
 
 
+def _masked_scores(k: Context, scores: Any, item: Item, parity: int, first_key: Any) -> Any:
+    """A block's scores, -inf at the keys that a row doesn't see.
+
+    Only the last blocks of an item need it. The keys that a row sees are the first ones, so
+    one number per row says all that rank, world, interleave and causality have to say.
+    """
+
+    def mask(scores: Any) -> Any:
+        key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=MATRIX) + first_key
+        row_keys = k.seams.get_rows(k.smem.row_keys.at[parity])
+        # A select: the score of a key that is not seen may be NaN.
+        return jnp.where(key < over_columns(row_keys, scores), scores, -jnp.inf)
+
+    return lax.cond(first_key + BLOCK_KEYS > item.full, mask, lambda scores: scores, scores)
+
+
 def even_consumer(k: Context) -> None:
     """Scores even blocks and owns the left half of the output."""
     plgpu.set_max_registers(k.registers[0], action="increase")
@@ -148,7 +166,7 @@ def even_consumer(k: Context) -> None:
             state = _even_pair(k, item, p, state, scores, scale, rounds + p)
             return _next_even_scores(k, state)
 
-        carry = (softmax.initial_state(), scores)
+        carry = (softmax.initial_state(keeps_maximum=False), scores)
         state, scores = lax.fori_loop(0, item.num_pairs - 1, middle, carry)
         p = item.num_pairs - 1
         state = _even_pair(k, item, p, state, scores, scale, rounds + p)
@@ -177,10 +195,10 @@ def _even_pair(
 ) -> RowState:
     """One pair of blocks; leaves the product with the odd block's values running."""
     first_key = (item.first_pair + p) * PAIR_KEYS
-    scores = softmax.masked_scores(k, scores, item, EVEN, first_key)
-    state, factor, moved = softmax.move_reference(k, state, scores, scale)
+    scores = _masked_scores(k, scores, item, EVEN, first_key)
+    state, factor, moved = softmax.move_reference(k, state, scores.max(axis=1) * scale)
     state = state._replace(acc=softmax.rescaled(state.acc, factor, moved))
-    weights, rounded = softmax.weights_of(scores, state.reference, scale)
+    weights, rounded = softmax.weights_of(scores * scale, state.reference)
 
     _clear_values_behind(k, item, EVEN, LEFT, first_key)
     state = _start_own_values(k, state, rounded, EVEN, LEFT)
@@ -219,7 +237,7 @@ def odd_consumer(k: Context) -> None:
 
             return _odd_pair(k, item, p, state, scale, rounds + p, load_next_queries, post_if_last)
 
-        state = lax.fori_loop(0, item.num_pairs, pair, softmax.initial_state())
+        state = lax.fori_loop(0, item.num_pairs, pair, softmax.initial_state(keeps_maximum=False))
         finish_item(k, ODD, item, number - first, state)
         return rounds + item.num_pairs
 
@@ -257,9 +275,9 @@ def _odd_pair(
     # The even block's weights stand for the end of the even consumer's reads of Q, too.
     after_last_scores()
 
-    scores = softmax.masked_scores(k, scores, item, ODD, first_key + BLOCK_KEYS)
-    state, factor, moved = softmax.move_reference(k, state, scores, scale)
-    weights, rounded = softmax.weights_of(scores, state.reference, scale)
+    scores = _masked_scores(k, scores, item, ODD, first_key + BLOCK_KEYS)
+    state, factor, moved = softmax.move_reference(k, state, scores.max(axis=1) * scale)
+    weights, rounded = softmax.weights_of(scores * scale, state.reference)
     state = state._replace(total=state.total + k.seams.row_partial_sums(weights))
     _hand_over(k, ODD, state.reference, rounded)
     after_totals(state)

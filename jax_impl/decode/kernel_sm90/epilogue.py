@@ -13,11 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jax_impl.decode.kernel_sm90 import barriers, softmax
+from jax_impl.decode.kernel_sm90 import barriers
 from jax_impl.decode.kernel_sm90.context import TOTAL, Context, Item
 from jax_impl.decode.kernel_sm90.problem import EVEN, LEFT, ODD, side_columns
-from jax_impl.decode.kernel_sm90.softmax import RowState, over_columns
 from jax_impl.decode.kernel_sm90.work import PAIR_KEYS
+from jax_impl.mosaic.online_softmax import (
+    RowState,
+    over_columns,
+    row_constant,
+    zero_accumulator,
+)
 
 LN_2 = math.log(2.0)
 
@@ -66,7 +71,7 @@ def write_rows_without_keys(k: Context, side: int) -> None:
 
     def write(i: Any, _: None) -> None:
         item = k.item(start + i * workers)
-        _store(k, side, item, softmax.zero_accumulator(), softmax.row_constant(-jnp.inf))
+        _store(k, side, item, zero_accumulator(), row_constant(-jnp.inf))
 
     lax.fori_loop(0, count, write, None)
 

@@ -25,9 +25,9 @@ from jax_impl.decode.kernel_sm90 import (
     producer,
     seams_cuda,
     seams_interpret,
-    softmax,
 )
 from jax_impl.decode.kernel_sm90.problem import Problem
+from jax_impl.mosaic import online_softmax
 from tests.jax_impl.decode.batches import Batch
 from tests.jax_impl.decode.reference import assert_agrees, reference
 from tests.jax_impl.planted import FOUND
@@ -85,12 +85,12 @@ def test_the_right_body_gives_the_right_result_without_a_race():
 # Each: the module, the text as it stands there, and what it is replaced by.
 FAULTS = {
     "a row sees one key too many": (
-        softmax,
+        consumers,
         "key < over_columns(row_keys, scores)",
         "key <= over_columns(row_keys, scores)",
     ),
     "rows of a tile are masked by the one that sees most": (
-        softmax,
+        consumers,
         "first_key + BLOCK_KEYS > item.full",
         "first_key + BLOCK_KEYS > item.end",
     ),
@@ -100,7 +100,7 @@ FAULTS = {
         "k.smem.chunks[chunk].at[slot], item.end - first_key + 1)",
     ),
     "a rescale is left out": (
-        softmax,
+        online_softmax,
         "acc=rescaled(state.acc, factor, moved)",
         "acc=state.acc",
     ),
@@ -209,7 +209,7 @@ def test_the_two_sides_of_the_seams_have_the_same_names_and_parameters():
 
 def test_only_the_seams_and_the_launch_name_a_backend():
     """Parts of the body that ask which backend they run on would no longer be one body."""
-    for module in (body, consumers, context, epilogue, producer, softmax):
+    for module in (body, consumers, context, epilogue, producer, online_softmax):
         source = inspect.getsource(module)
         for word in ("seams_cuda", "seams_interpret", "interpret=", "inline_mgpu", "ptx"):
             assert word not in source, (module.__name__, word)

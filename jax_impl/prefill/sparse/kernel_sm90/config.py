@@ -1,21 +1,13 @@
-"""What can be tuned without changing a result, and what fits on the chip."""
+"""What can be tuned without changing a result."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable
 from typing import Any, Self
 
-import jax
-import numpy as np
-from jax.experimental.pallas import mosaic_gpu as plgpu
-
+from jax_impl.mosaic.online_softmax import check_growth_limit
+from jax_impl.mosaic.scratch import check_registers
 from jax_impl.prefill.sparse.kernel_sm90.problem import Problem
-
-SMEM_LIMIT = 227 * 1024
-_SMEM_ALIGNMENT = 1024
-_REGISTERS_PER_THREAD = 504  # 64 Ki registers over three warpgroups, 128 threads each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +36,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.num_ctas < 1:
             raise ValueError(f"num_ctas must be at least 1; got {self.num_ctas}")
-        registers = 2 * self.consumer_registers + self.producer_registers
-        if registers > _REGISTERS_PER_THREAD:
-            raise ValueError(
-                "consumer_registers twice and producer_registers must not exceed "
-                f"{_REGISTERS_PER_THREAD} together; got {registers}"
-            )
-        if not 0 <= self.growth_limit <= 64:
-            raise ValueError(f"growth_limit must lie in [0, 64]; got {self.growth_limit}")
+        check_registers(self.consumer_registers, self.producer_registers)
+        check_growth_limit(self.growth_limit)
         if self.gather_prefetch not in (None, "", "64B", "128B", "256B"):
             raise ValueError(
                 "gather_prefetch must be None, '', '64B', '128B' or '256B'; "
@@ -116,34 +102,3 @@ class PagedConfig(Config):
 
     def prefetches_rows(self, problem: Problem) -> bool:
         return self.row_prefetch and (problem.head_tiles > 1 or self.row_prefetch_alone)
-
-
-def smem_bytes(scratch: Any) -> int:
-    """Shared memory that a pytree of scratch types takes, as Mosaic lays it out."""
-    leaves = jax.tree.leaves(scratch, is_leaf=lambda x: hasattr(x, "shape") or _is_barrier(x))
-    return sum(_aligned(_leaf_bytes(leaf)) for leaf in leaves)
-
-
-def check_smem(scratch: Any, reserved: int = 0) -> None:
-    """Raises if the scratch and `reserved` bytes don't fit into the shared memory of an SM."""
-    needed = smem_bytes(scratch) + reserved
-    if needed > SMEM_LIMIT:
-        raise ValueError(f"the kernel needs {needed} bytes of shared memory of {SMEM_LIMIT}")
-
-
-def _is_barrier(leaf: Any) -> bool:
-    return isinstance(leaf, plgpu.Barrier)
-
-
-def _leaf_bytes(leaf: Any) -> int:
-    if _is_barrier(leaf):
-        return 8 * math.prod(_extents(leaf.num_barriers))
-    return math.prod(_extents(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-
-
-def _extents(shape: Iterable[Any]) -> list[int]:
-    return [int(extent) for extent in shape]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _SMEM_ALIGNMENT) * _SMEM_ALIGNMENT

@@ -22,7 +22,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.prefill.sparse.kernel_sm90 import barriers, softmax
+from jax_impl.mosaic import online_softmax as softmax
+from jax_impl.mosaic.layouts import COLUMN
+from jax_impl.mosaic.online_softmax import RowState
+from jax_impl.prefill.sparse.kernel_sm90 import barriers
 from jax_impl.prefill.sparse.kernel_sm90.context import I32, REFERENCE, Context, OwnTile, Tile
 from jax_impl.prefill.sparse.kernel_sm90.epilogue import finish_tile, load_sink, post_totals
 from jax_impl.prefill.sparse.kernel_sm90.problem import (
@@ -34,7 +37,6 @@ from jax_impl.prefill.sparse.kernel_sm90.problem import (
     SIDES,
     TILE_HEADS,
 )
-from jax_impl.prefill.sparse.kernel_sm90.softmax import RowState
 
 
 def load_queries(k: Context, tile: Tile) -> None:
@@ -96,6 +98,16 @@ def _finish_values(k: Context, state: RowState) -> RowState:
     return state._replace(acc=acc)
 
 
+def _masked_logits(k: Context, scores: Any, slot: int, scale: Any) -> Any:
+    """Base-2 logits of one block, -inf at its holes.
+
+    The mask is added, which is free: the product and the sum are one instruction. A hole's
+    score is exactly 0, its row being zeros, unless q itself holds a NaN or an infinity.
+    """
+    mask = plgpu.load(k.smem.mask.at[slot], layout=COLUMN, optimized=False)
+    return scores * scale + lax.broadcast_in_dim(mask, scores.shape, [1])
+
+
 def even_consumer(k: Context) -> None:
     """Scores even blocks and owns the left half of the output."""
     plgpu.set_max_registers(k.config.consumer_registers, action="increase")
@@ -111,7 +123,7 @@ def even_consumer(k: Context) -> None:
             state = _even_pair(k, state, scores, scale, rounds + p)
             return _next_even_scores(k, state, rounds + p + 1)
 
-        carry = (softmax.initial_state(), scores)
+        carry = (softmax.initial_state(keeps_maximum=True), scores)
         state, scores = lax.fori_loop(0, own.num_pairs - 1, middle, carry)
         state = _even_pair(k, state, scores, scale, rounds + own.num_pairs - 1)
         state = _finish_values(k, state)
@@ -149,8 +161,8 @@ def _next_even_scores(k: Context, state: RowState, round_: Any) -> tuple[RowStat
 
 def _even_pair(k: Context, state: RowState, scores: Any, scale: Any, round_: Any) -> RowState:
     """One pair of blocks; leaves the product with the odd block's values running."""
-    logits = softmax.masked_logits(k, scores, EVEN, scale)
-    state, factor, moved = softmax.move_reference(k, state, logits)
+    logits = _masked_logits(k, scores, EVEN, scale)
+    state, factor, moved = softmax.move_reference(k, state, logits.max(axis=1))
     state = state._replace(acc=softmax.rescaled(state.acc, factor, moved))
     weights, rounded = softmax.weights_of(logits, state.reference)
 
@@ -189,7 +201,7 @@ def odd_consumer(k: Context) -> None:
 
             return _odd_pair(k, state, scale, rounds + p, load_next_queries, post_if_last)
 
-        state = lax.fori_loop(0, own.num_pairs, pair, softmax.initial_state())
+        state = lax.fori_loop(0, own.num_pairs, pair, softmax.initial_state(keeps_maximum=True))
         finish_tile(k, ODD, own, state, sink)
         return rounds + own.num_pairs
 
@@ -222,8 +234,8 @@ def _odd_pair(
     state = _start_other_values(k, state, EVEN, RIGHT)
 
     # The softmax of the own block, while the tensor core is at work.
-    logits = softmax.masked_logits(k, scores, ODD, scale)
-    state, factor, moved = softmax.move_reference(k, state, logits)
+    logits = _masked_logits(k, scores, ODD, scale)
+    state, factor, moved = softmax.move_reference(k, state, logits.max(axis=1))
     weights, rounded = softmax.weights_of(logits, state.reference)
     state = state._replace(total=state.total + k.seams.row_partial_sums(weights))
     _hand_over(k, ODD, state.reference, rounded)

@@ -15,15 +15,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic.layouts import ROW
-from jax_impl.prefill.sparse.kernel_sm90 import barriers
-from jax_impl.prefill.sparse.kernel_sm90.context import I32, MAXIMUM, TOTAL, Context, OwnTile, Tile
-from jax_impl.prefill.sparse.kernel_sm90.problem import EVEN, ODD, SIDE_COLUMNS, TILE_HEADS
-from jax_impl.prefill.sparse.kernel_sm90.softmax import (
+from jax_impl.mosaic.online_softmax import (
     RowState,
     over_columns,
     row_constant,
     zero_accumulator,
 )
+from jax_impl.prefill.sparse.kernel_sm90 import barriers
+from jax_impl.prefill.sparse.kernel_sm90.context import I32, MAXIMUM, TOTAL, Context, OwnTile, Tile
+from jax_impl.prefill.sparse.kernel_sm90.problem import EVEN, ODD, SIDE_COLUMNS, TILE_HEADS
 from jax_impl.prefill.sparse.validity import key_is_valid
 
 LOG2_E = math.log2(math.e)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.scratch import check_smem
 from jax_impl.prefill.sparse.batch import BatchRows
 from jax_impl.prefill.sparse.kernel_sm90 import barriers, seams_cuda, seams_interpret
 from jax_impl.prefill.sparse.kernel_sm90.body import (
@@ -22,7 +23,7 @@ from jax_impl.prefill.sparse.kernel_sm90.body import (
     roles_of,
     sparse_prefill_body,
 )
-from jax_impl.prefill.sparse.kernel_sm90.config import Config, PagedConfig, check_smem
+from jax_impl.prefill.sparse.kernel_sm90.config import Config, PagedConfig
 from jax_impl.prefill.sparse.kernel_sm90.context import MAILBOXES, Gmem, Smem
 from jax_impl.prefill.sparse.kernel_sm90.problem import (
     BLOCK_KEYS,

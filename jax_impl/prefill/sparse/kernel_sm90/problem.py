@@ -6,11 +6,13 @@ import dataclasses
 
 from jax.experimental import pallas as pl
 
+from jax_impl.mosaic.online_softmax import SIDE_COLUMNS
+
 TILE_HEADS = 64  # rows of a tensor-core accumulator
 BLOCK_KEYS = 64  # keys that one slot of shared memory holds
 PAIR_KEYS = 2 * BLOCK_KEYS  # an even block for one consumer, an odd one for the other
 D_V = 512
-SIDE_COLUMNS = D_V // 2  # output columns of one consumer
+assert D_V == 2 * SIDE_COLUMNS
 TILE_COLUMNS = 64
 PLAIN_TILE = D_V // TILE_COLUMNS - 1  # of a paged token: its one tile of bfloat16
 STEP_COLUMNS = 16  # of a tile of queries or keys that one matrix instruction consumes

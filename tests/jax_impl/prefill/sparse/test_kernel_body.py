@@ -15,6 +15,7 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic import online_softmax
 from jax_impl.prefill.sparse.kernel_sm90 import (
     Config,
     body,
@@ -25,7 +26,6 @@ from jax_impl.prefill.sparse.kernel_sm90 import (
     producer,
     seams_cuda,
     seams_interpret,
-    softmax,
 )
 from jax_impl.prefill.sparse.kernel_sm90.problem import Problem
 from tests.jax_impl.prefill.problems import bf16
@@ -107,7 +107,7 @@ FAULTS = {
     ),
     "a rescale is left out": (
         WRONG_ROW,
-        softmax,
+        online_softmax,
         "acc=rescaled(state.acc, factor, moved)",
         "acc=state.acc",
     ),
@@ -206,7 +206,7 @@ def test_the_two_sides_of_the_seams_have_the_same_names_and_parameters():
 
 def test_only_the_seams_and_the_launch_name_a_backend():
     """Parts of the body that ask which backend they run on would no longer be one body."""
-    for module in (body, consumers, context, epilogue, producer, softmax):
+    for module in (body, consumers, context, epilogue, producer, online_softmax):
         source = inspect.getsource(module)
         for word in ("seams_cuda", "seams_interpret", "interpret=", "inline_mgpu", "ptx"):
             assert word not in source.replace("seams_interpret.py", ""), (module.__name__, word)

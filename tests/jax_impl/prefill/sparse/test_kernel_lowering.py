@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_impl.mosaic.scratch import SMEM_LIMIT, check_smem, smem_bytes
 from jax_impl.prefill.sparse.kernel_sm90 import Config, attend, launch, seams_cuda
-from jax_impl.prefill.sparse.kernel_sm90.config import SMEM_LIMIT, check_smem, smem_bytes
 from jax_impl.prefill.sparse.kernel_sm90.problem import Problem
 
 

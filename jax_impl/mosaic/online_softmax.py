@@ -4,11 +4,13 @@ Weights are taken relative to a reference, which is the maximum of some blocks a
 only when a row has outgrown it by more than 2**growth_limit. The accumulator therefore stays as
 it is between most matrix products, and the weights of the even block, once handed over, never
 need a second scaling. The weights' bfloat16 rounding is relative, so a larger weight is no less
-exact; L and the accumulator have the range of float32.
+exact; total and accumulator have the range of float32.
 
 Whether a row's reference moves depends on that row alone. The warp votes only on whether
 anybody has to multiply (by 1 in the rows that stay): a row's bits do not depend on the other
-heads in its tile.
+rows in its tile, be they heads of its token or other tokens with other bounds.
+
+`k` is a kernel's context, of which config.growth_limit and seams.any_row are used.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.mosaic.layouts import COLUMN, MATRIX, ROW
-from jax_impl.prefill.sparse.kernel_sm90.context import Context
-from jax_impl.prefill.sparse.kernel_sm90.problem import SIDE_COLUMNS, TILE_HEADS
+from jax_impl.mosaic.layouts import MATRIX, ROW
+from jax_impl.mosaic.rows import TILE_ROWS
 
+SIDE_COLUMNS = 256  # output columns of one consumer: the accumulator fills half its registers
 # Finite, so that the difference of two references is a number; as FlashMLA's kernel starts.
 _LOWEST = -1e30
 
@@ -32,25 +34,25 @@ class RowState(NamedTuple):
 
     acc: Any  # [64, 256] weights times values, relative to the reference
     reference: Any  # [64] the base-2 logit whose weight is 1
-    maximum: Any  # [64] largest base-2 logit among this consumer's own blocks
+    maximum: Any  # [64] largest base-2 logit among this consumer's own blocks; None: not kept
     total: Any  # [64] sum of its own weights, relative to the reference; a part per thread
 
 
-def initial_state() -> RowState:
+def initial_state(*, keeps_maximum: bool) -> RowState:
     return RowState(
         acc=zero_accumulator(),
         reference=row_constant(_LOWEST),
-        maximum=row_constant(-jnp.inf),
+        maximum=row_constant(-jnp.inf) if keeps_maximum else None,
         total=row_constant(0.0),
     )
 
 
 def zero_accumulator() -> Any:
-    return plgpu.layout_cast(jnp.zeros((TILE_HEADS, SIDE_COLUMNS), jnp.float32), MATRIX)
+    return plgpu.layout_cast(jnp.zeros((TILE_ROWS, SIDE_COLUMNS), jnp.float32), MATRIX)
 
 
 def row_constant(value: float) -> Any:
-    return plgpu.layout_cast(jnp.full((TILE_HEADS,), value, jnp.float32), ROW)
+    return plgpu.layout_cast(jnp.full((TILE_ROWS,), value, jnp.float32), ROW)
 
 
 def over_columns(rows: Any, matrix: Any) -> Any:
@@ -58,42 +60,27 @@ def over_columns(rows: Any, matrix: Any) -> Any:
     return lax.broadcast_in_dim(rows, matrix.shape, [0])
 
 
-def masked_logits(k: Context, scores: Any, slot: int, scale: Any) -> Any:
-    """Base-2 logits of one block, -inf at its holes.
-
-    The mask is added, which is free: the product and the sum are one instruction. A hole's
-    score is exactly 0, its row being zeros, unless q itself holds a NaN or an infinity.
-    """
-    mask = plgpu.load(k.smem.mask.at[slot], layout=COLUMN, optimized=False)
-    return scores * scale + lax.broadcast_in_dim(mask, scores.shape, [1])
-
-
-def move_reference(k: Context, state: RowState, logits: Any) -> tuple[RowState, Any, Any]:
-    """Takes a block's logits into maximum and reference.
+def move_reference(k: Any, state: RowState, block_maximum: Any) -> tuple[RowState, Any, Any]:
+    """Takes the largest logit of each row of a block into maximum and reference.
 
     Returns the state with its total (not yet its accumulator) relative to the new reference,
     the factor from the old to the new one, and whether some row of the warp has moved.
     """
-    block_maximum = logits.max(axis=1)
     outgrown = block_maximum > state.reference + k.config.growth_limit
     moved = jnp.where(outgrown, block_maximum, state.reference)
     factor = jnp.exp2(state.reference - moved)
-    state = state._replace(
-        reference=moved,
-        maximum=jnp.maximum(state.maximum, block_maximum),
-        total=state.total * factor,
-    )
+    if state.maximum is not None:
+        state = state._replace(maximum=jnp.maximum(state.maximum, block_maximum))
+    state = state._replace(reference=moved, total=state.total * factor)
     return state, factor, k.seams.any_row(outgrown)
 
 
-def adopt_reference(k: Context, state: RowState, reference: Any) -> RowState:
+def adopt_reference(k: Any, state: RowState, reference: Any) -> RowState:
     """Makes the state relative to the reference that the other consumer has moved to."""
     factor = jnp.exp2(state.reference - reference)
     moved = k.seams.any_row(reference > state.reference)
     return state._replace(
-        acc=rescaled(state.acc, factor, moved),
-        reference=reference,
-        total=state.total * factor,
+        acc=rescaled(state.acc, factor, moved), reference=reference, total=state.total * factor
     )
 
 
@@ -105,3 +92,8 @@ def weights_of(logits: Any, reference: Any) -> tuple[Any, Any]:
     """exp2 of the logits: exact to float32 for the sum, rounded for the matrix product."""
     weights = jnp.exp2(logits - over_columns(reference, logits))
     return weights, weights.astype(jnp.bfloat16)
+
+
+def check_growth_limit(growth_limit: float) -> None:
+    if not 0 <= growth_limit <= 64:
+        raise ValueError(f"growth_limit must lie in [0, 64]; got {growth_limit}")
