@@ -37,8 +37,8 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str])
 
 
 def tensors_of(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Every tensor of a file's content by name, and its metadata; of dtypes that NumPy itself has,
-    or bfloat16. Raises ValueError with what is wrong.
+    """Every tensor of a file's content by name, and its metadata; all of dtypes that NumPy itself
+    has. Raises ValueError with what is wrong.
     """
     try:
         tensors = load(content)

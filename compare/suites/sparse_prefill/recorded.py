@@ -18,8 +18,8 @@ from compare.suites.sparse_prefill.case import SparsePrefillCase
 class SparsePrefillRecords(RowRecords):
     """max_logits and lse of every row."""
 
-    largest_folder = 6_000_000
-    # One of sixty cases of 6 MB; max_logits and lse.
+    largest_folder = 3_500_000
+    # One of sixty cases of 6 MB before compression; max_logits and lse.
     share = Share(most=96, fewest=32, bytes=6_000_000 // 60, statistics=2 * 4)
     statistics = ("max_logits", "lse")
     result_type = SparsePrefillResult

@@ -14,7 +14,7 @@ class V4PrefillRecords(RowRecords):
     parts of the keys stood.
     """
 
-    largest_folder = 2_000_000
+    largest_folder = 1_000_000
     ending = "_v4"
     # One of fifty cases of 500 KB, and there are two kernels; max_logits and lse.
     share = Share(most=24, fewest=8, bytes=500_000 // 50, statistics=2 * 4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare.protocol.tensor_file import read_tensors, tensor_bytes
+from compare.protocol.tensor_file import read_tensors, tensor_bytes, tensors_of
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
@@ -38,3 +38,29 @@ def test_a_dtype_that_numpy_has_no_name_for_is_a_sentence(tmp_path):
     save_file({"scales": torch.ones(3).to(torch.float8_e8m0fnu)}, path)
     with pytest.raises(ValueError, match="isn't a readable safetensors file"):
         read_tensors(path)
+
+
+def test_a_file_s_content_is_read_without_a_file():
+    held = {
+        "bytes": np.arange(6, dtype=np.uint8).reshape(2, 3),
+        "rows": np.zeros((0, 4), np.int32),
+    }
+    tensors, metadata = tensors_of(tensor_bytes(held, {"who": "me"}))
+    assert tensors.keys() == held.keys() and metadata == {"who": "me"}
+    for name, array in held.items():
+        assert tensors[name].dtype == array.dtype and tensors[name].shape == array.shape
+        assert tensors[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no tensors",
+        (99).to_bytes(8, "little") + b"{}",
+        tensor_bytes({"numbers": np.zeros(3, ml_dtypes.bfloat16)}, {}),
+    ],
+)
+def test_content_that_holds_no_tensors_that_numpy_knows_is_a_sentence(content):
+    with pytest.raises(ValueError, match="isn't a readable safetensors file"):
+        tensors_of(content)
