@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
+
+from compare.houses.xla_cache import keep_programs
 
 INTERPRETER = "pallas-interpret"
 
@@ -17,11 +20,14 @@ INTERPRETER_BLOCKS = 128
 KEYS, HEADS = 64, 64  # of one block of the kernel
 
 
+@functools.cache
 def import_jax() -> Any:
-    """jax, told not to take most of a GPU's memory at once: torch works on the same one."""
+    """jax, told not to take most of a GPU's memory at once, since torch works on the same one, and
+    to keep what it compiles."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
+    keep_programs(jax)
     return jax
 
 

@@ -10,20 +10,24 @@ from multiprocessing.connection import Connection
 from compare.houses.jax_backend import import_jax
 from compare.isolation.worker_main import end_with
 from compare.run import registry
-from compare.run.jobs import Order
+from compare.run.jobs import Order, Question
 from compare.run.session import Compared, Session
 from compare.run.tasks import Task
 from compare.suites.table import parse_case
 
 
 def main(fd: int) -> None:
-    """Takes an Order on `fd` and then lists of tasks, each answered with its events and None."""
+    """Answers Questions on `fd`, takes an Order and then lists of tasks, each answered with its
+    events and None."""
     faulthandler.enable(all_threads=False)
     os.set_inheritable(fd, False)
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     connection = Connection(fd)
     _import_ahead()
-    order: Order = connection.recv()
+    order: Order | Question = connection.recv()
+    while isinstance(order, Question):
+        connection.send(order.function(order.suites, order.device))
+        order = connection.recv()
     device = order.options.device
     compared = Compared(
         candidates=[registry.find(name, device) for name in order.candidates],

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import multiprocessing.connection
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from compare.isolation.child import Child
@@ -25,6 +25,15 @@ from compare.run.tasks import Event, Finished, Options, Starting, Task, row_of, 
 
 _END_SECONDS = 10.0
 """How long a job may take to end its workers and itself when nothing is left to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a job may be asked before its order: a function's answer."""
+
+    function: Callable[[Sequence[str], str | None], Any]
+    suites: Sequence[str]
+    device: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +86,23 @@ class Jobs:
         """Ends those that nothing was given to."""
         while self._started:
             self._started.pop().close()
+
+    def ask[Answer](
+        self,
+        function: Callable[[Sequence[str], str | None], Answer],
+        suites: Sequence[str],
+        device: str | None,
+    ) -> Answer:
+        """What a function of the registry finds out, in one of them where there are any: then this
+        process needn't import jax and torch to know what runs here."""
+        while self._started:
+            child = self._started[-1]
+            try:
+                child.connection.send(Question(function=function, suites=suites, device=device))
+                return child.receive()
+            except (OSError, WorkerDied):
+                self._started.pop().close()
+        return function(suites, device)
 
     def events(
         self, tasks: Sequence[Task], compared: Compared, options: Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from compare.goldens import files
@@ -129,6 +129,17 @@ def default_reference(suite: str, device: str | None = None) -> str | None:
         if name in known and reason(name, device, suite if name in TABLE else None) is None:
             return name
     return None
+
+
+def default_candidates(suites: Sequence[str], device: str | None) -> list[str]:
+    """The candidates of a run of these suites that names none."""
+    return list(dict.fromkeys(name for suite in suites for name in here(suite, device)))
+
+
+def default_references(suites: Sequence[str], device: str | None) -> dict[str, str]:
+    """By suite the reference of a run that names none, where there is one."""
+    found = {suite: default_reference(suite, device) for suite in suites}
+    return {suite: name for suite, name in found.items() if name is not None}
 
 
 def recorded_references(suite: str) -> list[str]:

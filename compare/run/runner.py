@@ -47,7 +47,7 @@ def run(
     try:
         jobs.start(len(cases))  # they import torch and jax while this process does
         suites = list(dict.fromkeys(case.suite for case in cases))
-        compared, unavailable = _compared(candidates, reference, suites, options.device)
+        compared, unavailable = _compared(candidates, reference, suites, options.device, jobs)
         tasks = _tasks(cases, compared.candidates)
         total = sum(len(task.candidates) for task in tasks)
         events = _events(tasks, compared, options, jobs)
@@ -95,14 +95,22 @@ def _compared(
     reference: Implementation | str | None,
     suites: Sequence[str],
     device: str | None,
+    jobs: Jobs,
 ) -> tuple[Compared, list[str]]:
     """What is to be compared, and a sentence for each that was asked for and can't run here."""
     names = candidates
     if names is None:
-        names = dict.fromkeys(name for s in suites for name in registry.here(s, device))
+        names = jobs.ask(registry.default_candidates, suites, device)
     chosen = [registry.find(c, device) if isinstance(c, str) else c for c in names]
-    references = _references(reference, suites, device)
-    asked = [*(chosen if candidates is not None else ())]
+    if reference is None:
+        found = jobs.ask(registry.default_references, suites, device)
+        references = {suite: registry.find(name, device) for suite, name in found.items()}
+    elif reference == registry.ORACLE:
+        references = {}
+    else:
+        named = registry.find(reference, device) if isinstance(reference, str) else reference
+        references = {suite: named for suite in suites if suite in named.suites}
+    asked = [] if candidates is None else list(chosen)
     if reference is not None:
         asked += references.values()
     unavailable = [sentence for i in asked if (sentence := _unavailable(i)) is not None]
@@ -111,20 +119,6 @@ def _compared(
         unavailable.append(f"{name}: the reference isn't for {' or '.join(suites)}")
     compared = Compared(candidates=chosen, references=references, by_name=reference is not None)
     return compared, unavailable
-
-
-def _references(
-    given: Implementation | str | None, suites: Sequence[str], device: str | None
-) -> dict[str, Implementation]:
-    """The reference of each suite; no entry where the oracle is alone."""
-    if given == registry.ORACLE:
-        return {}
-    if isinstance(given, str):
-        given = registry.find(given, device)
-    if given is not None:
-        return {suite: given for suite in suites if suite in given.suites}
-    defaults = {suite: registry.default_reference(suite, device) for suite in suites}
-    return {suite: registry.find(n, device) for suite, n in defaults.items() if n is not None}
 
 
 def _tasks(cases: Sequence[Case], candidates: Sequence[Implementation]) -> list[Task]:

@@ -70,7 +70,7 @@ def test_of_decode_what_the_kernel_tells_apart_is_among_them() -> None:
     }
     assert any(len(set(case.q)) > 1 for case in cases)
     assert any(case.data == "exact" for case in cases)
-    assert any(max(case.lens) // case.world > 512 for case in cases)  # shared by thread blocks
+    assert any(max(case.lens) // case.world >= 512 for case in cases)  # shared by thread blocks
     assert any(case.stale for case in cases) and any(case.pad_rows for case in cases)
 
 
