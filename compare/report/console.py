@@ -29,6 +29,8 @@ def show(report: Report, console: Console, *, verbose: bool = False, quiet: bool
     if not quiet:
         for line in text.unsupported_lines(report):
             say(console, f"UNSUPPORTED {line}", style="dim")
+    if verbose and not quiet:
+        show_slowest(report, console)
     headline = summary.headline(report)
     for sentence in summary.problems(report):
         if not headline.startswith(sentence.rstrip(".")):
@@ -56,6 +58,15 @@ def show_cases(report: Report, console: Console) -> None:
     styles = [_STYLES.get(line[0], "red") for line in lines]
     text_columns = {0, 1, len(table.CASE_COLUMNS) - 1}
     print_table(console, table.CASE_COLUMNS, lines, styles, text_columns=text_columns)
+
+
+def show_slowest(report: Report, console: Console) -> None:
+    """The calls that took longest, of many."""
+    lines = table.slowest_lines(report)
+    if lines:
+        say(console, "The slowest calls, compilation included", style="bold")
+        styles = [""] * len(lines)
+        print_table(console, table.SLOWEST_COLUMNS, lines, styles, text_columns={1, 2})
 
 
 def show_failures(report: Report, console: Console, *, limit: int | None) -> None:

@@ -30,8 +30,11 @@ CASE_COLUMNS = (
     "reference",
     "torch",
     "lse",
+    "seconds",
     "case",
 )
+SLOWEST_COLUMNS = ("seconds", "candidate", "case")
+_SLOWEST = 10
 _COLUMN_NOTES = {
     "bound": "bound: the largest share used of what the calibrated tolerance allows; 100% is the "
     "limit",
@@ -86,6 +89,14 @@ def case_lines(report: Report) -> list[tuple[str, ...]]:
     return [_case_line(row) for row in report.rows]
 
 
+def slowest_lines(report: Report) -> list[tuple[str, ...]]:
+    """The ten rows whose calls took longest, in SLOWEST_COLUMNS; none where there are no more."""
+    if len(report.rows) <= _SLOWEST:
+        return []
+    slowest = sorted(report.rows, key=lambda row: row.seconds, reverse=True)[:_SLOWEST]
+    return [(f"{row.seconds:.2f}", row.candidate, row.case) for row in slowest]
+
+
 def _summary_line(group: Group) -> tuple[str, ...]:
     verdicts = [row.verdict for row in group.compared]
     worst = group.worst
@@ -112,5 +123,6 @@ def _case_line(row: Row) -> tuple[str, ...]:
         number(summary.rel_l2(verdict.reference_against_oracle.get("out"))),
         number(summary.rel_l2(verdict.torch_against_oracle.get("out"))),
         number(summary.worst_abs([verdict.against_oracle.get("lse")])),
+        f"{row.seconds:.2f}",
         row.case,
     )

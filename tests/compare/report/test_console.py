@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -116,6 +117,27 @@ def test_verbose_adds_a_line_for_each_case():
     made = report(row(), row(Status.SHAPE, candidate="torch"))
     assert show(made).count("sparse-prefill:s_q=3") == 2  # the failure's two lines
     assert show(made, verbose=True).count("sparse-prefill:s_q=3") == 4
+
+
+def test_verbose_ends_with_the_slowest_of_many_rows():
+    rows = [
+        dataclasses.replace(row(case=f"sparse-prefill:seed={i}"), seconds=float(i))
+        for i in range(12)
+    ]
+    heading = "The slowest calls, compilation included"
+    lines = show(report(*rows), verbose=True).splitlines()
+    after = [line.split() for line in lines[lines.index(heading) + 2 :]]
+    assert after[:2] == [[f"{i}.00", "xla", f"sparse-prefill:seed={i}"] for i in (11, 10)]
+    assert after[9][0] == "2.00" and not after[10]
+    assert heading not in show(report(*rows))
+    assert heading not in show(report(*rows[:3]), verbose=True)
+
+
+def test_each_row_has_its_seconds_where_all_rows_are_shown():
+    made = report(row())
+    lines = [line.split()[-2:] for line in show(made, verbose=True).splitlines()]
+    assert ["1.25", row().case] in lines
+    assert "| 1.25 |" in render(made)
 
 
 def test_quiet_keeps_failures_problems_and_the_headline():
