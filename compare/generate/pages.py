@@ -1,8 +1,9 @@
 """Pages of DeepSeek-V4's caches: which tokens of a request lie on them, where, and in what order.
 
 A request has pages only for what is gathered of it: its last positions, and its compressed entries.
-Where a case has poison, what lies on its pages besides, and the pages that no request has, are NaN,
-and the block-table entries that no token needs name pages that don't exist or are somebody else's.
+Where a batch has poison, what lies on its pages besides, and the pages that no request has, are
+NaN, and the block-table entries that no token needs name pages that don't exist or are another
+request's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from compare.generate.blocks import in_blocks
 from compare.generate.streams import Stream, below, raw
 from compare.generate.tokens import PagedCache, Tokens
-from compare.suites.v4_prefill.case import WIDTH, V4PrefillCase
+from compare.generate.v4_batch import WIDTH, V4Batch
 
 SPARE_PAGES = 2
 OUT_OF_RANGE = (1_000_000, -5)
@@ -29,32 +30,32 @@ class Layout:
     block_table: np.ndarray
 
 
-def held_tokens(case: V4PrefillCase, *, compressed: bool) -> list[tuple[int, int]]:
+def held_tokens(batch: V4Batch, *, compressed: bool) -> list[tuple[int, int]]:
     """Of each request, the tokens [first, end) that a cache holds."""
     if compressed:
-        return [(0, case.compressed(request)) for request in range(len(case.seq))]
-    return [(length - case.gathered(request), length) for request, length in enumerate(case.seq)]
+        return [(0, batch.compressed(request)) for request in range(len(batch.seq))]
+    return [(length - batch.gathered(request), length) for request, length in enumerate(batch.seq)]
 
 
-def lay_out(case: V4PrefillCase, spans: Sequence[tuple[int, int]], *, compressed: bool) -> Layout:
+def lay_out(batch: V4Batch, spans: Sequence[tuple[int, int]], *, compressed: bool) -> Layout:
     """An empty cache for the tokens [first, end) of each request, its pages in a shuffled order."""
-    page = case.compressed_page if compressed else case.page
+    page = batch.compressed_page if compressed else batch.page
     columns = [
         (first // page, -(-end // page) if end > first else first // page) for first, end in spans
     ]
     before = np.cumsum((0, *(stop - start for start, stop in columns)))
     pages = int(before[-1]) + SPARE_PAGES
     stream = Stream.V4_COMPRESSED_PAGES if compressed else Stream.V4_WINDOW_PAGES
-    order = np.argsort(raw(case.seed, stream, 0, (pages,)), kind="stable")
-    width = max((1, *(stop for _, stop in columns))) + case.poison
+    order = np.argsort(raw(batch.seed, stream, 0, (pages,)), kind="stable")
+    width = max((1, *(stop for _, stop in columns))) + batch.poison
     table = np.zeros((len(spans), width), np.int32)
     needed = np.zeros(table.shape, bool)
     for request, (start, stop) in enumerate(columns):
         table[request, start:stop] = order[before[request] : before[request + 1]]
         needed[request, start:stop] = True
-    if case.poison:
-        _put_stale_entries(case, table, needed, order[:-SPARE_PAGES], compressed)
-    cache = PagedCache(case.format, pages, page, poison=case.poison)
+    if batch.poison:
+        _put_stale_entries(batch, table, needed, order[:-SPARE_PAGES], compressed)
+    cache = PagedCache(batch.format, pages, page, poison=batch.poison)
     return Layout(cache=cache, block_table=table)
 
 
@@ -76,7 +77,7 @@ def write_tokens(
 
 
 def _put_stale_entries(
-    case: V4PrefillCase,
+    batch: V4Batch,
     table: np.ndarray,
     needed: np.ndarray,
     pages: np.ndarray,
@@ -84,7 +85,7 @@ def _put_stale_entries(
 ) -> None:
     """Writes into every entry that no token needs, in place. pages: those that are somebody's."""
     stream = Stream.V4_COMPRESSED_STALE if compressed else Stream.V4_WINDOW_STALE
-    words = raw(case.seed, stream, 0, (table.size,)).reshape(table.shape)
+    words = raw(batch.seed, stream, 0, (table.size,)).reshape(table.shape)
     kind = (words & np.uint64(3)).astype(np.int64)
     others = pages[below(words, len(pages))] if len(pages) else 0
     garbage = np.where(kind < 2, np.array(OUT_OF_RANGE)[kind & 1], others)

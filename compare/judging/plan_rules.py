@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate
 
+from compare.generate.v4_batch import gathered_positions
 from compare.judging.plans import PlanChunk, PrefillPlanInputs
 
 
@@ -50,11 +51,6 @@ class Sizes:
             query_start=self.first_token[start],
             query_end=self.first_token[end],
         )
-
-
-def gathered_positions(seq_len: int, queries: int, window: int) -> int:
-    """Positions of a request that its chunk gathers: q + clamp(seq - q, 0, window - 1)."""
-    return queries + min(max(seq_len - queries, 0), window - 1)
 
 
 def sizes(inputs: PrefillPlanInputs) -> Sizes:

@@ -5,14 +5,13 @@ caches to attention output.
 from __future__ import annotations
 
 import dataclasses
-import re
+from functools import cached_property
 from typing import ClassVar
 
-from compare.judging.plan_rules import gathered_positions
+from compare.generate.v4_batch import IMAGES, WIDTH, Image, V4Batch
 from compare.protocol.case import (
     Case,
     CaseError,
-    Key,
     case_field,
     flag,
     integer,
@@ -21,36 +20,8 @@ from compare.protocol.case import (
     word,
 )
 
-WIDTH = 512
-BLOCK = 256
-"""Positions of a page of the compressed cache, which holds BLOCK / ratio entries."""
 EXACT_TOKENS = 16
 """Query tokens of a request that data=exact has columns for; see exact.py."""
-
-MAX_SLOTS = 2**17
-"""Columns of a token's list at most: far above every model's, and its inputs still fit memory."""
-
-Image = tuple[int, int, int]
-"""Request, first and last position."""
-
-
-def _read_images(text: str) -> tuple[Image, ...]:
-    if text == "none":
-        return ()
-    found = [re.fullmatch(r"(\d+):(\d+)-(\d+)", part, re.ASCII) for part in text.split("+")]
-    if not all(found):
-        raise ValueError
-    return tuple(
-        (int(request), int(first), int(last))
-        for request, first, last in (match.groups() for match in found if match)
-    )
-
-
-IMAGES = Key(
-    _read_images,
-    "REQUEST:FIRST-LAST joined by + (or none)",
-    lambda images: "+".join(f"{i}:{first}-{last}" for i, first, last in images) or "none",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,25 +75,34 @@ class V4PrefillCase(Case):
     poison: bool = case_field(True, flag())
     seed: int = case_field(0, integer(0, 2**32 - 1))
 
+    @cached_property
+    def batch(self) -> V4Batch:
+        """The requests, their caches and what each token sees."""
+        return V4Batch(
+            seq=self.seq,
+            q=self.q,
+            start=self.start,
+            ratio=self.ratio,
+            topk=self.topk,
+            window=self.window,
+            page=self.page,
+            format=self.format,
+            images=self.images,
+            max_image=self.max_image,
+            bound=self.bound,
+            seed=self.seed,
+            poison=self.poison,
+        )
+
     @property
     def tokens(self) -> int:
         """T: query tokens of all requests."""
-        return sum(self.q)
-
-    @property
-    def listed(self) -> int:
-        """Columns of topk_indices; 0 where there is no compressed cache."""
-        return 0 if self.ratio == 1 else self.topk
+        return self.batch.tokens
 
     @property
     def slots(self) -> int:
         """C: columns of a token's list, window and image included."""
-        return -(-(self.listed + self.window + self.max_image) // 128) * 128
-
-    @property
-    def compressed_page(self) -> int:
-        """Entries of a page of the compressed cache."""
-        return BLOCK // self.ratio
+        return self.batch.slots
 
     @property
     def scale(self) -> float:
@@ -135,96 +115,22 @@ class V4PrefillCase(Case):
         return 2 * self.tokens * self.h * self.slots * 2 * WIDTH
 
     def shape(self) -> tuple[object, ...]:
-        return (*self.batch_shape(), self.h, self.plan)
-
-    def batch_shape(self) -> tuple[object, ...]:
-        """What of the batch its chunks, its pages and its lists are made for."""
-        chunks = (self.max_len, self.max_tokens, self.chunk, self.bound)
-        lists = (self.ratio, self.topk, self.window, self.images, self.max_image)
-        return (self.seq, self.q, *lists, self.page, self.format, *chunks)
+        chunks = (self.max_len, self.max_tokens, self.chunk)
+        return (*self.batch.shape(), *chunks, self.h, self.plan)
 
     def elements(self) -> int:
-        gathered = sum(self.compressed(i) + self.gathered(i) for i in range(len(self.seq)))
+        batch, requests = self.batch, range(len(self.seq))
+        gathered = sum(batch.compressed(i) + batch.gathered(i) for i in requests)
         return self.tokens * self.h * 2 * WIDTH + gathered * WIDTH
 
     def blocks(self, keys: int, heads: int) -> int:
         """How many blocks of `keys` slots x `heads` heads a kernel walks."""
         return -(-self.slots // keys) * -(-self.h // heads) * self.tokens
 
-    def compressed(self, request: int, *, bound: bool = False) -> int:
-        """Compressed entries of a request; bound: as the host takes them to be."""
-        if self.ratio == 1:
-            return 0
-        return (self.seq[request] + self.bound * bound) // self.ratio
-
-    def gathered(self, request: int, *, bound: bool = False) -> int:
-        """Positions of a request, its last ones, that some of its tokens see through the window;
-        bound: as the host takes them to be.
-        """
-        length = self.seq[request] + self.bound * bound
-        return gathered_positions(length, self.q[request], self.window)
-
-    def reach(self, request: int, position: int) -> tuple[int, int]:
-        """How many positions before and after its own a token's image has: of several images that
-        hold it, the last; 0, 0 where none does.
-        """
-        found = (0, 0)
-        for owner, first, last in self.images:
-            if owner == request and first <= position <= last:
-                found = (position - first, last - position)
-        return found
-
-    def seen(self, request: int, position: int) -> tuple[int, int]:
-        """The positions [start, end) that a token sees through its window and its image."""
-        left, right = self.reach(request, position)
-        return max(0, position - max(self.window - 1, left)), position + right + 1
-
     def check(self) -> None:
-        if len(self.seq) != len(self.q):
-            raise CaseError(
-                f"v4-prefill: seq has {len(self.seq)} requests and q has {len(self.q)}; "
-                "one number for each request in both"
-            )
-        if self.ratio == 1 and self.topk != 64:
-            raise CaseError("v4-prefill: ratio=1 has no compressed cache, so topk isn't written")
-        for i, (length, queries) in enumerate(zip(self.seq, self.q, strict=True)):
-            if queries > length:
-                raise CaseError(
-                    f"v4-prefill: request {i} has q={queries} tokens of seq={length}; "
-                    "seq counts this step's tokens too"
-                )
-            if length + self.bound > self.max_len or queries > self.max_tokens:
-                raise CaseError(
-                    f"v4-prefill: request {i} has seq={length} (+ bound={self.bound}) and "
-                    f"q={queries}; accepted are at most max_len={self.max_len} and "
-                    f"max_tokens={self.max_tokens}, which the workspace is sized for"
-                )
-        if self.slots > MAX_SLOTS:
-            topk = "" if self.ratio == 1 else f"topk={self.topk}, "
-            raise CaseError(
-                f"v4-prefill: {topk}window={self.window} and max_image={self.max_image} make lists "
-                f"of {self.slots} columns; accepted are at most {MAX_SLOTS}"
-            )
-        for image in self.images:
-            self._check_image(image)
+        self.batch.check(self.suite, max_len=self.max_len, max_tokens=self.max_tokens)
         if self.data == "exact":
             self._check_exact()
-
-    def _check_image(self, image: Image) -> None:
-        request, first, last = image
-        named = f"v4-prefill: image {request}:{first}-{last}"
-        if request >= len(self.seq):
-            raise CaseError(f"{named} is of request {request} of {len(self.seq)}")
-        length = self.seq[request]
-        if not self.q[request]:
-            raise CaseError(f"{named} is of a request without tokens in this step (q=0)")
-        if not length - self.q[request] <= first <= last < length:
-            raise CaseError(
-                f"{named} isn't within this step's tokens, positions "
-                f"{length - self.q[request]} to {length - 1}"
-            )
-        if last - first + 1 > self.max_image:
-            raise CaseError(f"{named} is longer than max_image={self.max_image}")
 
     def _check_exact(self) -> None:
         if self.sink not in ("none", "-inf"):

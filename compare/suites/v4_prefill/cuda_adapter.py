@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from compare.generate.v4_batch import WIDTH
 from compare.protocol.implementation import Distribution
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
-from compare.suites.v4_prefill.case import WIDTH, V4PrefillCase
+from compare.suites.v4_prefill.case import V4PrefillCase
 from compare.suites.v4_prefill.implementation import V4Prefill
 from compare.suites.v4_prefill.torch_adapter import planner_arguments, v4_arguments, v4_result
 

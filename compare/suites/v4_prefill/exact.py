@@ -22,7 +22,8 @@ import numpy as np
 
 from compare.generate.streams import Stream, below, raw, rows_of
 from compare.generate.tokens import NOPE, ROPE, Tokens, whole_tokens
-from compare.suites.v4_prefill.case import EXACT_TOKENS, WIDTH, V4PrefillCase
+from compare.generate.v4_batch import WIDTH
+from compare.suites.v4_prefill.case import EXACT_TOKENS, V4PrefillCase
 
 SETS = 4
 PAIRS = 32
@@ -45,12 +46,12 @@ def exact_marks(
     assert ROPE == SETS * EXACT_TOKENS
     found, first = [], 0
     for request, (length, queries) in enumerate(zip(case.seq, case.q, strict=True)):
-        gathered = case.gathered(request)
+        gathered = case.batch.gathered(request)
         window = np.zeros((gathered, ROPE), bool)
-        entries = np.zeros((case.compressed(request), ROPE), bool)
+        entries = np.zeros((case.batch.compressed(request), ROPE), bool)
         for token in range(queries):
             position = length - queries + token
-            start, end = case.seen(request, position)
+            start, end = case.batch.seen(request, position)
             listed = np.zeros(0, np.int64)
             if lists is not None:
                 row = lists[first + token]

@@ -14,8 +14,9 @@ from compare.generate.lists import topk_indices
 from compare.generate.pages import held_tokens, lay_out, write_tokens
 from compare.generate.streams import Stream, bell, raw, rows_of, scaled
 from compare.generate.tokens import GROUPS, Tokens, drawn_tokens
+from compare.generate.v4_batch import WIDTH
 from compare.suites.v4_prefill.call import V4PrefillInputs
-from compare.suites.v4_prefill.case import WIDTH, V4PrefillCase
+from compare.suites.v4_prefill.case import V4PrefillCase
 from compare.suites.v4_prefill.exact import exact_marks, exact_q, exact_tokens
 
 # Power of two that multiplies a bell of standard deviation 37837 to make q.
@@ -26,7 +27,7 @@ _COMPRESSED = (Stream.V4_COMPRESSED, Stream.V4_COMPRESSED_SCALES)
 
 def v4_prefill_inputs(case: V4PrefillCase) -> V4PrefillInputs:
     """The arguments that a case describes."""
-    lists = topk_indices(case)
+    lists = topk_indices(case.batch)
     marks = exact_marks(case, lists) if case.data == "exact" else None
     swa_cache, swa_table = _cache(case, marks, compressed=False)
     cache = table = None
@@ -40,7 +41,7 @@ def v4_prefill_inputs(case: V4PrefillCase) -> V4PrefillInputs:
         swa_page=case.page,
         compressed_cache=cache,
         compressed_block_table=table,
-        compressed_page=None if case.ratio == 1 else case.compressed_page,
+        compressed_page=None if case.ratio == 1 else case.batch.compressed_page,
         kv_format=case.format,
         topk_indices=lists,
         query_start_loc=np.cumsum((case.start, *case.q), dtype=np.int32),
@@ -83,8 +84,8 @@ def _cache(
     compressed: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A cache and its block table. marks: see exact_marks."""
-    spans = held_tokens(case, compressed=compressed)
-    layout = lay_out(case, spans, compressed=compressed)
+    spans = held_tokens(case.batch, compressed=compressed)
+    layout = lay_out(case.batch, spans, compressed=compressed)
     cache = layout.cache
     numbers, scales = _COMPRESSED if compressed else _WINDOW
     rows = np.cumsum((0, *(end for _, end in spans))).tolist()
@@ -125,7 +126,7 @@ def _sink(case: V4PrefillCase) -> np.ndarray | None:
         return np.full(case.h, value, np.float32)
     words = raw(case.seed, Stream.V4_SINK, 0, (case.h,))
     kind = words & np.uint64(15)
-    doublings = (case.listed + case.window).bit_length()
+    doublings = (case.batch.listed + case.window).bit_length()
     finite = scaled(bell(words) + doublings * 45426, -16)  # 45426 / 2^16 = ln 2
     infinite = np.where(kind < 5, -np.inf, np.inf).astype(np.float32)
     return np.where(kind < 10, infinite, finite).astype(np.float32)

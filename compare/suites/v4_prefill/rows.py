@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Int64
 
-from compare.judging.plan_rules import gathered_positions
+from compare.generate.v4_batch import gathered_positions
 from compare.judging.plans import PlanChunk
 from compare.suites.v4_prefill.call import V4PrefillInputs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from compare.generate.v4_batch import IMAGES, Image, V4Batch
 from compare.protocol.case import Case, CaseError, case_field, integer, integer_or, integers, word
-from compare.suites.v4_prefill.case import IMAGES, Image, V4PrefillCase
 
 STAGES = {
     "combine": ("indices", "lengths"),
@@ -58,11 +58,11 @@ class V4StagesCase(Case):
         return self.record != "none"
 
     def shape(self) -> tuple[object, ...]:
-        return (self.stage, self.record, self.offset, *self.batch().batch_shape())
+        return (self.stage, self.record, self.offset, *self.batch().shape())
 
-    def batch(self) -> V4PrefillCase:
-        """The batch whose stage it is; CaseError where there can't be such a batch."""
-        case = V4PrefillCase(
+    def batch(self) -> V4Batch:
+        """The batch whose stage it is."""
+        return V4Batch(
             seq=self.seq,
             q=self.q,
             start=self.start,
@@ -70,20 +70,12 @@ class V4StagesCase(Case):
             topk=self.topk,
             window=self.window,
             page=self.page,
-            h=1,
             format=self.format,
             images=self.images,
             max_image=self.max_image,
-            max_len=max((1, *self.seq)) + self.bound,
-            max_tokens=max((1, *self.q)),
             bound=self.bound,
             seed=self.seed,
         )
-        try:
-            case.check()
-        except CaseError as error:
-            raise CaseError(str(error).replace(V4PrefillCase.suite, self.suite, 1)) from None
-        return case
 
     def check(self) -> None:
         if self.stage not in STAGES:
@@ -93,7 +85,7 @@ class V4StagesCase(Case):
             if self != plain:
                 raise CaseError(f"v4-stages: a recorded call is all of its inputs; write {plain}")
             return
-        self.batch()
+        self.batch().check(self.suite)
         if self.stage == "global_topk" and self.ratio == 1:
             raise CaseError("v4-stages: stage=global_topk is of a compressed cache; ratio is 2 up")
         for key, stage in (("pad", "global_topk"), ("offset", "gather"), ("spare", "gather")):

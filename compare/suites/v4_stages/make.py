@@ -9,7 +9,7 @@ from compare.generate.lists import positions, topk_indices
 from compare.generate.pages import held_tokens, lay_out, write_tokens
 from compare.generate.streams import Stream, below, raw, rows_of
 from compare.generate.tokens import GROUPS, TOKEN_WORDS, Tokens, any_tokens
-from compare.suites.v4_prefill.case import WIDTH, V4PrefillCase
+from compare.generate.v4_batch import WIDTH, V4Batch
 from compare.suites.v4_stages.call import Argument, V4StagesInputs
 from compare.suites.v4_stages.case import V4StagesCase
 
@@ -29,7 +29,7 @@ def v4_stages_inputs(case: V4StagesCase) -> V4StagesInputs:
     return V4StagesInputs(stage=case.stage, arguments=make(case, case.batch()), case=case)
 
 
-def _combine(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument]:
+def _combine(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
     requests = range(len(batch.seq))
     lists = topk_indices(batch)
     compressed = max((0, *(batch.compressed(i, bound=True) for i in requests)))
@@ -58,7 +58,7 @@ def _combine(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument]:
     return arguments
 
 
-def _global_topk(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument]:
+def _global_topk(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
     request, _ = positions(batch)
     lists = topk_indices(batch)
     assert lists is not None  # the case has a compressed cache
@@ -76,7 +76,7 @@ def _global_topk(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument
     }
 
 
-def _gather(case: V4StagesCase, batch: V4PrefillCase) -> dict[str, Argument]:
+def _gather(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
     """The cache holds every finite code, scales of 2^-37 to 2^13 and any finite bfloat16. In the
     workspace stand finite numbers, which must stay where nothing is gathered to.
     """
