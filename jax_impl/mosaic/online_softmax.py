@@ -21,10 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.blocks import SIDE_COLUMNS, TILE_ROWS
 from jax_impl.mosaic.layouts import MATRIX, ROW
-from jax_impl.mosaic.rows import TILE_ROWS
 
-SIDE_COLUMNS = 256  # output columns of one consumer: the accumulator fills half its registers
 # Finite, so that the difference of two references is a number; as FlashMLA's kernel starts.
 _LOWEST = -1e30
 

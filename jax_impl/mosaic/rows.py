@@ -12,10 +12,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jax_impl.mosaic import ptx, registers
+from jax_impl.mosaic.blocks import TILE_ROWS
 from jax_impl.mosaic.layouts import MATRIX, ROW
 from jax_impl.mosaic.ptx import MATMUL_REF, REF
 
-TILE_ROWS = 64
 BOX_WORDS = ptx.WARPGROUP * registers.ROW_HALVES
 _CONSTRAINTS = {jnp.dtype(jnp.float32): "f", jnp.dtype(jnp.int32): "r"}
 ROWS = ptx.array_type((TILE_ROWS,), jnp.float32, ROW)

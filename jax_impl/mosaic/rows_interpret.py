@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jax_impl.mosaic.rows import TILE_ROWS
+from jax_impl.mosaic.blocks import TILE_ROWS
 
 
 def any_row(condition: Any) -> Any:

@@ -20,11 +20,11 @@ memory holds no third one.
 
 What it does not do: other widths, windows, sinks, any GPU but Hopper.
 
-Rooms: launch.py (layout, memory, entry) -> body.py (roles) -> producer.py, consumers.py ->
-softmax.py, epilogue.py; merging.py is the second launch; barriers.py and context.py name what
-they share; problem.py and config.py are extents and tuning; work.py is what planner and kernel
-agree on. What only hardware does is in seams_cuda, and once more, for Pallas' interpreter, in
-seams_interpret.py.
+Rooms: launch.py (layout, entry) gives kernel.py (memory, barriers, context, body) its roles,
+producer.py and consumers.py -> epilogue.py; merging.py is the second launch; problem.py and
+config.py are extents and tuning; work.py is what planner and kernel agree on. What only hardware
+does is in seams_cuda, and once more, for Pallas' interpreter, in seams_interpret.py. What prefill
+has as well is in jax_impl/mosaic.
 """
 
 from jax_impl.decode.kernel_sm90.config import Config

@@ -24,22 +24,27 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.decode.kernel_sm90 import barriers
-from jax_impl.decode.kernel_sm90.barriers import ROPE_CHUNK
-from jax_impl.decode.kernel_sm90.context import I32, REFERENCE, Context, Item
 from jax_impl.decode.kernel_sm90.epilogue import finish_item, post_totals, write_rows_without_keys
-from jax_impl.decode.kernel_sm90.problem import (
-    CHUNKS,
+from jax_impl.decode.kernel_sm90.kernel import (
+    I32,
+    REFERENCE,
+    ROPE_CHUNK,
+    Context,
+    Item,
+    weights_ready,
+)
+from jax_impl.decode.kernel_sm90.problem import CHUNKS, D, chunks_of
+from jax_impl.mosaic import online_softmax as softmax
+from jax_impl.mosaic.blocks import (
+    BLOCK_KEYS,
     EVEN,
     LEFT,
     ODD,
+    PAIR_KEYS,
     RIGHT,
     SIDE_COLUMNS,
-    D,
-    chunks_of,
+    TILE_ROWS,
 )
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, PAIR_KEYS, TILE_ROWS
-from jax_impl.mosaic import online_softmax as softmax
 from jax_impl.mosaic.layouts import MATRIX
 from jax_impl.mosaic.online_softmax import RowState, over_columns
 
@@ -122,12 +127,12 @@ def _finish_values(k: Context, state: RowState, slot: int, side: int, behind: in
 def _hand_over(k: Context, parity: int, reference: Any, weights: Any) -> None:
     k.seams.store_weights(k.smem.rope.at[parity], weights)
     k.seams.put_rows(k.smem.mailbox.at[REFERENCE[parity]], reference)
-    k.seams.arrive(k.smem.handover, barriers.weights_ready[parity], before_products=True)
+    k.seams.arrive(k.smem.handover, weights_ready[parity], before_products=True)
 
 
 def _wait_for_weights(k: Context, parity: int, round_: Any) -> Any:
     """The other consumer's reference, once its weights are there."""
-    k.seams.wait(k.smem.handover, barriers.weights_ready[parity], round_)
+    k.seams.wait(k.smem.handover, weights_ready[parity], round_)
     return k.seams.get_rows(k.smem.mailbox.at[REFERENCE[parity]])
 
 

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jax_impl.decode.kernel_sm90 import barriers
-from jax_impl.decode.kernel_sm90.context import TOTAL, Context, Item
-from jax_impl.decode.kernel_sm90.problem import EVEN, LEFT, ODD, side_columns
-from jax_impl.decode.kernel_sm90.work import PAIR_KEYS
+from jax_impl.decode.kernel_sm90.kernel import TOTAL, Context, Item, totals_ready
+from jax_impl.decode.kernel_sm90.problem import side_columns
+from jax_impl.mosaic.blocks import EVEN, LEFT, ODD, PAIR_KEYS
 from jax_impl.mosaic.online_softmax import (
     RowState,
     over_columns,
@@ -30,7 +29,7 @@ LN_2 = math.log(2.0)
 def post_totals(k: Context, parity: int, state: RowState) -> None:
     """Tells the other consumer this one's sums of the whole item."""
     k.seams.put_rows(k.smem.mailbox.at[TOTAL[parity]], state.total)
-    k.seams.arrive(k.smem.handover, barriers.totals_ready[parity])
+    k.seams.arrive(k.smem.handover, totals_ready[parity])
 
 
 def finish_item(k: Context, parity: int, item: Item, i: Any, state: RowState) -> None:
@@ -40,7 +39,7 @@ def finish_item(k: Context, parity: int, item: Item, i: Any, state: RowState) ->
     reference here, that of the item's last odd block.
     """
     other = ODD if parity == EVEN else EVEN
-    k.seams.wait(k.smem.handover, barriers.totals_ready[other], i)
+    k.seams.wait(k.smem.handover, totals_ready[other], i)
     total = state.total + k.seams.get_rows(k.smem.mailbox.at[TOTAL[other]])
     total = k.seams.quad_sum(total)
 

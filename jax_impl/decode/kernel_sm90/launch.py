@@ -10,31 +10,25 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.decode.kernel_sm90 import seams_cuda, seams_interpret
-from jax_impl.decode.kernel_sm90.barriers import ROPE_CHUNK
-from jax_impl.decode.kernel_sm90.body import (
-    NUM_ROLES,
+from jax_impl.decode.kernel_sm90 import consumers, producer, seams_cuda, seams_interpret
+from jax_impl.decode.kernel_sm90.config import Config
+from jax_impl.decode.kernel_sm90.kernel import (
     ROLE_AXIS,
     WORKER_AXIS,
+    Gmem,
+    Roles,
     decode_body,
+    scratch_types,
 )
-from jax_impl.decode.kernel_sm90.config import Config
-from jax_impl.decode.kernel_sm90.context import MAILBOXES, Gmem, Smem
 from jax_impl.decode.kernel_sm90.merging import merge_partials
 from jax_impl.decode.kernel_sm90.problem import (
-    CHUNK_COLUMNS,
-    CHUNKS,
     CLUSTER_AXIS,
-    D_V,
-    ROPE_COLUMNS,
-    SIDE_COLUMNS,
-    SLOTS,
     D,
     Problem,
 )
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, TILE_ROWS, rows_of_token
+from jax_impl.decode.kernel_sm90.work import rows_of_token
 from jax_impl.decode.result import DecodeResult
-from jax_impl.mosaic.rows import BOX_WORDS
+from jax_impl.mosaic.blocks import D_V, TILE_ROWS
 from jax_impl.mosaic.scratch import check_smem
 
 if TYPE_CHECKING:
@@ -148,12 +142,13 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
     """The kernel as a function of Gmem's first fields and the refs of out and lse."""
     seams = seams_cuda if interpret is None else seams_interpret
     scratch = scratch_types(problem, seams)
+    roles = Roles(consumers.even_consumer, consumers.odd_consumer, producer.produce)
     if interpret is None:
         check_smem(scratch, reserved=_REDUCTION_BYTES)
 
     def dcp_decode_sm90(*refs: Any) -> None:
         *gmem, smem = refs
-        decode_body(problem, config, seams, Gmem(*gmem), smem)
+        decode_body(problem, config, seams, roles, Gmem(*gmem), smem)
 
     # An array without elements can't be an operand.
     partials = max(problem.num_partials, 1)
@@ -169,7 +164,7 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
         scratch_types=[scratch],
         grid=(problem.num_workers,),
         grid_names=(WORKER_AXIS,),
-        num_threads=NUM_ROLES,
+        num_threads=len(roles),
         thread_name=ROLE_AXIS,
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -179,26 +174,4 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
         ),
         **cluster,
         **({} if interpret is None else {"interpret": interpret}),
-    )
-
-
-def scratch_types(problem: Problem, seams: Any) -> Smem:
-    matrix = seams.matmul_scratch
-    slots = len(SLOTS)
-    # A part is announced by each of its TMA copies, or by whoever has widened it.
-    arrivals = seams.widened_arrivals(problem) if problem.widened else problem.pages_per_block
-    ready = plgpu.Barrier(num_barriers=slots, num_arrivals=arrivals)
-    free: Any = plgpu.Barrier(num_barriers=slots)
-    if problem.multicast:
-        free = plgpu.ClusterBarrier(collective_axes=(CLUSTER_AXIS,), num_barriers=slots)
-    return Smem(
-        q=(matrix((TILE_ROWS, SIDE_COLUMNS)), matrix((TILE_ROWS, D - SIDE_COLUMNS))),
-        chunks=tuple(matrix((slots, BLOCK_KEYS, CHUNK_COLUMNS)) for _ in range(CHUNKS)),
-        rope=matrix((slots, BLOCK_KEYS, ROPE_COLUMNS)),
-        mailbox=plgpu.SMEM((MAILBOXES, BOX_WORDS), jnp.float32),
-        row_keys=plgpu.SMEM((slots, BOX_WORDS), jnp.int32),
-        q_ready=plgpu.Barrier(num_arrivals=2),
-        kv_ready=(ready,) * (ROPE_CHUNK + 1),
-        kv_free=(free,) * CHUNKS,
-        handover=seams.barrier_scratch(),
     )

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.decode.kernel_sm90 import work
-from jax_impl.decode.kernel_sm90.problem import D_V
+from jax_impl.mosaic.blocks import D_V
 
 LOG2_E = math.log2(math.e)
 _AT_A_TIME = 4  # loads in flight

@@ -7,20 +7,12 @@ from typing import Any
 
 from jax.experimental import pallas as pl
 
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS
+from jax_impl.mosaic.blocks import BLOCK_KEYS, D_V, LEFT, SIDE_COLUMNS
 
 D = 576
-D_V = 512
 ROPE_COLUMNS = D - D_V
-SIDE_COLUMNS = D_V // 2  # output columns of one consumer
 CHUNK_COLUMNS = 128  # columns of a block that are copied, and given back, together
-TILE_COLUMNS = 64
 CHUNKS = D_V // CHUNK_COLUMNS
-
-LEFT, RIGHT = 0, 1
-SIDES = (LEFT, RIGHT)
-EVEN, ODD = 0, 1
-SLOTS = (EVEN, ODD)
 
 CLUSTER_AXIS = "cluster"
 

@@ -18,16 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.decode.kernel_sm90.barriers import ROPE_CHUNK, ROPE_FREED_WITH
-from jax_impl.decode.kernel_sm90.context import I32, Context, Item
-from jax_impl.decode.kernel_sm90.problem import (
-    CHUNKS,
-    CLUSTER_AXIS,
-    ROPE,
-    SLOTS,
-    chunk_columns,
-)
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, PAIR_KEYS
+from jax_impl.decode.kernel_sm90.kernel import I32, ROPE_CHUNK, ROPE_FREED_WITH, Context, Item
+from jax_impl.decode.kernel_sm90.problem import CHUNKS, CLUSTER_AXIS, ROPE, chunk_columns
+from jax_impl.mosaic.blocks import BLOCK_KEYS, PAIR_KEYS, SLOTS
 
 LOOKAHEAD = 2
 

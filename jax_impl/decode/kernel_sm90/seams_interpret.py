@@ -16,14 +16,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.decode.kernel_sm90 import barriers
-from jax_impl.decode.kernel_sm90.problem import (
-    CHUNK_COLUMNS,
-    SIDE_COLUMNS,
-    Problem,
-    side_columns,
-)
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS, TILE_ROWS
+from jax_impl.decode.kernel_sm90.problem import CHUNK_COLUMNS, Problem, side_columns
+from jax_impl.mosaic import products_interpret
+from jax_impl.mosaic.blocks import BLOCK_KEYS, SIDE_COLUMNS, TILE_ROWS
+from jax_impl.mosaic.products_interpret import finish_products, matmul_scratch
 from jax_impl.mosaic.rows_interpret import (
     any_row,
     get_rows,
@@ -32,31 +28,27 @@ from jax_impl.mosaic.rows_interpret import (
     row_partial_sums,
     store_weights,
 )
+from jax_impl.mosaic.synchronisation_interpret import (
+    arrive,
+    barrier_scratch,
+    initialise_barriers,
+    wait,
+)
 
-__all__ = ["any_row", "get_rows", "put_rows", "quad_sum", "row_partial_sums", "store_weights"]
-
-
-def barrier_scratch() -> Any:
-    return [plgpu.Barrier() for _ in range(barriers.COUNT)]
-
-
-def matmul_scratch(shape: tuple[int, ...]) -> Any:
-    return plgpu.SMEM(shape, jnp.bfloat16)
-
-
-def initialise_barriers(barriers_smem: Any) -> None:
-    del barriers_smem  # Pallas has done it
-
-
-def wait(barriers_smem: Any, barrier: int, phase: Any) -> None:
-    del phase  # Pallas counts
-    plgpu.barrier_wait(barriers_smem[barrier])
-
-
-def arrive(barriers_smem: Any, barrier: int, *, before_products: bool = False) -> None:
-    if before_products:
-        _fence_generic_to_async()
-    plgpu.barrier_arrive(barriers_smem[barrier])
+__all__ = [
+    "any_row",
+    "arrive",
+    "barrier_scratch",
+    "finish_products",
+    "get_rows",
+    "initialise_barriers",
+    "matmul_scratch",
+    "put_rows",
+    "quad_sum",
+    "row_partial_sums",
+    "store_weights",
+    "wait",
+]
 
 
 def load_narrow(
@@ -89,25 +81,18 @@ def start_scores(scores: Any, q_smem: Sequence[Any], keys_smem: Any, chunk: int)
     queries = q_smem[side][:, pl.ds(first - side * SIDE_COLUMNS, columns)]
     if scores is None:
         scores = jnp.zeros((TILE_ROWS, BLOCK_KEYS), jnp.float32)
-    return scores + _dot(queries, keys_smem[...], contract=(1, 1))
+    return scores + products_interpret.product(queries, keys_smem[...], contract=(1, 1))
 
 
 def start_values_of_registers(acc: Any, weights: Any, *chunks_smem: Any) -> Any:
-    products = [_dot(weights, chunk[...], contract=(1, 0)) for chunk in chunks_smem]
+    products = [
+        products_interpret.product(weights, chunk[...], contract=(1, 0)) for chunk in chunks_smem
+    ]
     return acc + jnp.concatenate(products, axis=1)
 
 
 def start_values_of_smem(acc: Any, weights_smem: Any, *chunks_smem: Any) -> Any:
     return start_values_of_registers(acc, weights_smem[...], *chunks_smem)
-
-
-def finish_products(in_flight: int, *arrays: Any) -> list[Any]:
-    del in_flight
-    # The tensor core reads shared memory as the TMA unit does, through the async proxy: what a
-    # finished product has read may be overwritten by a TMA copy without a fence. The
-    # interpreter read it like a load, and has to be told.
-    _fence_generic_to_async()
-    return list(arrays)
 
 
 def load_row_keys(row_keys_gmem: Any, first_row: Any, problem: Problem) -> Any:
@@ -134,14 +119,3 @@ def store_rows(rows_gmem: Any, first_row: Any, num_rows: Any, rows: Any) -> None
         rows_gmem[first_row + i] = lax.dynamic_index_in_dim(rows, i, 0, False)
 
     lax.fori_loop(0, num_rows, store, None)
-
-
-def _fence_generic_to_async() -> None:
-    plgpu.commit_smem()
-
-
-def _dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
-    """bfloat16 products summed in float32, as the tensor core does."""
-    dimensions = (((contract[0],), (contract[1],)), ((), ()))
-    a, b = a.astype(jnp.float32), b.astype(jnp.float32)  # exact, and faster on a CPU
-    return lax.dot_general(a, b, dimensions, precision=lax.Precision.HIGHEST)

@@ -5,10 +5,12 @@ NumPy-free and JAX-free, so that the planner needs neither to know them.
 
 from __future__ import annotations
 
-TILE_ROWS = 64  # rows of a tensor-core accumulator; a row is one head of one token
+from jax_impl.mosaic.blocks import PAIR_KEYS, TILE_ROWS
+
+__all__ = ["PAIR_KEYS", "TILE_ROWS"]
+
+# A row of a tile is one head of one token.
 ROW_ALIGNMENT = 8  # rows of queries are copied in groups of this many: a tile must begin with one
-BLOCK_KEYS = 64  # keys that one slot of shared memory holds
-PAIR_KEYS = 2 * BLOCK_KEYS  # an even block for one consumer, an odd one for the other
 
 # An item is one tile of rows over a run of key pairs. Items of the thread blocks of a cluster
 # stand side by side and walk over the same keys.

@@ -16,10 +16,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.decode.kernel_sm90 import (
     Config,
-    body,
     consumers,
-    context,
     epilogue,
+    kernel,
     launch,
     merging,
     producer,
@@ -111,7 +110,7 @@ FAULTS = {
     ),
     "weights are not waited for": (
         consumers,
-        "k.seams.wait(k.smem.handover, barriers.weights_ready[parity], round_)",
+        "k.seams.wait(k.smem.handover, weights_ready[parity], round_)",
         "pass",
     ),
     "the next queries are loaded over those in use": (
@@ -167,11 +166,11 @@ def problem(**changes: Any) -> Problem:
 def test_both_backends_run_the_same_body_function(monkeypatch):
     ran = []
 
-    def stop(problem, config, seams, gmem, smem):
+    def stop(problem, config, seams, roles, gmem, smem):
         ran.append(seams)
         raise StopIteration
 
-    assert launch.decode_body is body.decode_body
+    assert launch.decode_body is kernel.decode_body
     monkeypatch.setattr(launch, "decode_body", stop)
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype)
@@ -209,7 +208,7 @@ def test_the_two_sides_of_the_seams_have_the_same_names_and_parameters():
 
 def test_only_the_seams_and_the_launch_name_a_backend():
     """Parts of the body that ask which backend they run on would no longer be one body."""
-    for module in (body, consumers, context, epilogue, producer, online_softmax):
+    for module in (kernel, consumers, epilogue, producer, online_softmax):
         source = inspect.getsource(module)
         for word in ("seams_cuda", "seams_interpret", "interpret=", "inline_mgpu", "ptx"):
             assert word not in source, (module.__name__, word)

@@ -11,8 +11,6 @@ from jax_impl.decode.kernel_sm90.seams_cuda.narrow import (
     widened_arrivals,
 )
 from jax_impl.decode.kernel_sm90.seams_cuda.products import (
-    finish_products,
-    matmul_scratch,
     start_scores,
     start_values_of_registers,
     start_values_of_smem,
@@ -23,12 +21,7 @@ from jax_impl.decode.kernel_sm90.seams_cuda.results import (
     store_output,
     store_rows,
 )
-from jax_impl.decode.kernel_sm90.seams_cuda.synchronisation import (
-    arrive,
-    barrier_scratch,
-    initialise_barriers,
-    wait,
-)
+from jax_impl.mosaic.products import finish_products, matmul_scratch
 from jax_impl.mosaic.rows import (
     any_row,
     get_rows,
@@ -36,6 +29,12 @@ from jax_impl.mosaic.rows import (
     quad_sum,
     row_partial_sums,
     store_weights,
+)
+from jax_impl.mosaic.synchronisation import (
+    arrive,
+    barrier_scratch,
+    initialise_barriers,
+    wait,
 )
 
 __all__ = [

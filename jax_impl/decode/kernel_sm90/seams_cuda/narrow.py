@@ -14,10 +14,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
-from jax_impl.decode.kernel_sm90.problem import TILE_COLUMNS, D, Problem
-from jax_impl.decode.kernel_sm90.work import BLOCK_KEYS
+from jax_impl.decode.kernel_sm90.problem import D, Problem
 from jax_impl.mosaic import float8, mbarrier, ptx, registers
-from jax_impl.mosaic.layouts import SCALAR, TILE_BYTES
+from jax_impl.mosaic.blocks import BLOCK_KEYS
+from jax_impl.mosaic.layouts import SCALAR, TILE_BYTES, TILE_COLUMNS
 from jax_impl.mosaic.ptx import MATMUL_REF, REF
 
 _PIECE = 16  # bytes, and so numbers, that a thread loads at a time

@@ -8,16 +8,10 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from jax_impl.decode.kernel_sm90.problem import (
-    CHUNK_COLUMNS,
-    D_V,
-    SIDE_COLUMNS,
-    TILE_COLUMNS,
-    Problem,
-)
-from jax_impl.decode.kernel_sm90.work import TILE_ROWS
+from jax_impl.decode.kernel_sm90.problem import CHUNK_COLUMNS, Problem
 from jax_impl.mosaic import ptx, registers
-from jax_impl.mosaic.layouts import MATRIX, ROW, SCALAR, TILE_BYTES
+from jax_impl.mosaic.blocks import D_V, SIDE_COLUMNS, TILE_ROWS
+from jax_impl.mosaic.layouts import MATRIX, ROW, SCALAR, TILE_BYTES, TILE_COLUMNS
 from jax_impl.mosaic.ptx import BF16_BYTES, MATMUL_REF, REF
 
 _STORE_BYTES = 16  # to a thread: four threads then write whole sectors

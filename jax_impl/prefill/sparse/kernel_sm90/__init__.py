@@ -5,7 +5,7 @@ warpgroups: a producer gathers blocks of 64 keys into two slots of shared memory
 each score every other block, exchange their softmax weights, and each accumulate one half of
 the 512 output columns over all blocks (consumers.py has the order of events). The online
 softmax works in base 2 and moves its reference maximum only when a row has outgrown it by
-2**growth_limit (softmax.py).
+2**growth_limit (mosaic/online_softmax.py).
 
 Contract. `launch.attend`: q [T, H, D] and kv [S, D] bfloat16, D 512 or 576, H at most 128,
 indices [T, K] int32 of any width, T >= 1; scale >= 0. Special values as in
@@ -30,10 +30,10 @@ What it does not do: other head widths, a key/value split, T = 0, splitting the 
 over thread blocks (a handful of tokens can't fill the GPU), any GPU but Hopper.
 A row whose every base-2 logit lies under -1e30 counts as empty, as in FlashMLA's kernel.
 
-Rooms: launch.py (padding, memory, entry) -> body.py (roles) -> producer.py or paged_producer.py,
-and consumers.py -> softmax.py, epilogue.py; barriers.py and context.py name what they share;
-problem.py and config.py are extents and tuning. What only hardware does is in seams_cuda/, and
-once more, for Pallas' interpreter, in seams_interpret.py.
+Rooms: launch.py (padding, entry) gives kernel.py (memory, barriers, context, body) its roles,
+producer.py or paged_producer.py and consumers.py -> epilogue.py; problem.py and config.py are
+extents and tuning. What only hardware does is in seams_cuda/, and once more, for Pallas'
+interpreter, in seams_interpret.py. What decode has as well is in jax_impl/mosaic.
 """
 
 from jax_impl.prefill.sparse.kernel_sm90.config import Config, PagedConfig

@@ -23,20 +23,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic import online_softmax as softmax
+from jax_impl.mosaic.blocks import EVEN, LEFT, ODD, RIGHT, SIDE_COLUMNS, SIDES
 from jax_impl.mosaic.layouts import COLUMN
 from jax_impl.mosaic.online_softmax import RowState
-from jax_impl.prefill.sparse.kernel_sm90 import barriers
-from jax_impl.prefill.sparse.kernel_sm90.context import I32, REFERENCE, Context, OwnTile, Tile
 from jax_impl.prefill.sparse.kernel_sm90.epilogue import finish_tile, load_sink, post_totals
-from jax_impl.prefill.sparse.kernel_sm90.problem import (
-    EVEN,
-    LEFT,
-    ODD,
-    RIGHT,
-    SIDE_COLUMNS,
-    SIDES,
-    TILE_HEADS,
+from jax_impl.prefill.sparse.kernel_sm90.kernel import (
+    I32,
+    REFERENCE,
+    Context,
+    OwnTile,
+    Tile,
+    kv_free,
+    kv_ready,
+    weights_ready,
 )
+from jax_impl.prefill.sparse.kernel_sm90.problem import TILE_HEADS
 
 
 def load_queries(k: Context, tile: Tile) -> None:
@@ -49,12 +50,12 @@ def load_queries(k: Context, tile: Tile) -> None:
 
 
 def _wait_for_keys(k: Context, slot: int, side: int, round_: Any) -> None:
-    ready = barriers.kv_ready[slot][side]
+    ready = kv_ready[slot][side]
     k.seams.wait(k.smem.barriers, ready, round_, before_products=True)
 
 
 def _free(k: Context, slot: int, side: int) -> None:
-    k.seams.arrive(k.smem.barriers, barriers.kv_free[slot][side])
+    k.seams.arrive(k.smem.barriers, kv_free[slot][side])
 
 
 def _start_scores(k: Context, scores: Any, slot: int, *tiles: range) -> Any:
@@ -85,7 +86,7 @@ def _hand_over(k: Context, parity: int, reference: Any, weights: Any) -> None:
         place = k.smem.weights[0].at[parity]
     k.seams.store_weights(place, weights)
     k.seams.put_rows(k.smem.mailbox.at[REFERENCE[parity]], reference)
-    ready = barriers.weights_ready[parity]
+    ready = weights_ready[parity]
     k.seams.arrive(k.smem.barriers, ready, before_products=True)
 
 
@@ -172,7 +173,7 @@ def _even_pair(k: Context, state: RowState, scores: Any, scale: Any, round_: Any
     state = _finish_values(k, state)
     _free(k, EVEN, LEFT)
 
-    k.seams.wait(k.smem.barriers, barriers.weights_ready[ODD], round_)
+    k.seams.wait(k.smem.barriers, weights_ready[ODD], round_)
     state = softmax.adopt_reference(k, state, _handed_over_reference(k, ODD))
     return _start_other_values(k, state, ODD, LEFT)
 
@@ -228,7 +229,7 @@ def _odd_pair(
     (scores,) = k.seams.finish_products(0, scores)
 
     # The even block's weights stand for the end of the even consumer's reads of Q, too.
-    k.seams.wait(k.smem.barriers, barriers.weights_ready[EVEN], round_)
+    k.seams.wait(k.smem.barriers, weights_ready[EVEN], round_)
     after_last_scores()
     state = softmax.adopt_reference(k, state, _handed_over_reference(k, EVEN))
     state = _start_other_values(k, state, EVEN, RIGHT)

@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.blocks import EVEN, ODD, SIDE_COLUMNS
 from jax_impl.mosaic.layouts import ROW
 from jax_impl.mosaic.online_softmax import (
     RowState,
@@ -21,9 +22,16 @@ from jax_impl.mosaic.online_softmax import (
     row_constant,
     zero_accumulator,
 )
-from jax_impl.prefill.sparse.kernel_sm90 import barriers
-from jax_impl.prefill.sparse.kernel_sm90.context import I32, MAXIMUM, TOTAL, Context, OwnTile, Tile
-from jax_impl.prefill.sparse.kernel_sm90.problem import EVEN, ODD, SIDE_COLUMNS, TILE_HEADS
+from jax_impl.prefill.sparse.kernel_sm90.kernel import (
+    I32,
+    MAXIMUM,
+    TOTAL,
+    Context,
+    OwnTile,
+    Tile,
+    totals_ready,
+)
+from jax_impl.prefill.sparse.kernel_sm90.problem import TILE_HEADS
 from jax_impl.prefill.sparse.validity import key_is_valid
 
 LOG2_E = math.log2(math.e)
@@ -35,7 +43,7 @@ def post_totals(k: Context, parity: int, state: RowState) -> None:
     k.seams.put_rows(k.smem.mailbox.at[TOTAL[parity]], state.total)
     if parity == EVEN:  # the odd consumer writes the statistics
         k.seams.put_rows(k.smem.mailbox.at[MAXIMUM], state.maximum)
-    k.seams.arrive(k.smem.barriers, barriers.totals_ready[parity])
+    k.seams.arrive(k.smem.barriers, totals_ready[parity])
 
 
 def load_sink(k: Context, tile: Tile) -> Any:
@@ -51,7 +59,7 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
     """
     tile, i = own.tile, own.i
     other = ODD if parity == EVEN else EVEN
-    k.seams.wait(k.smem.barriers, barriers.totals_ready[other], i)
+    k.seams.wait(k.smem.barriers, totals_ready[other], i)
     total = state.total + k.seams.get_rows(k.smem.mailbox.at[TOTAL[other]])
     total = k.seams.quad_sum(total)
     heads = pl.ds(tile.first_head, TILE_HEADS)

@@ -14,27 +14,26 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.blocks import D_V, PAIR_KEYS
 from jax_impl.mosaic.scratch import check_smem
 from jax_impl.prefill.sparse.batch import BatchRows
-from jax_impl.prefill.sparse.kernel_sm90 import barriers, seams_cuda, seams_interpret
-from jax_impl.prefill.sparse.kernel_sm90.body import (
-    CTA_AXIS,
-    ROLE_AXIS,
-    roles_of,
-    sparse_prefill_body,
+from jax_impl.prefill.sparse.kernel_sm90 import (
+    consumers,
+    paged_producer,
+    producer,
+    seams_cuda,
+    seams_interpret,
 )
 from jax_impl.prefill.sparse.kernel_sm90.config import Config, PagedConfig
-from jax_impl.prefill.sparse.kernel_sm90.context import MAILBOXES, Gmem, Smem
-from jax_impl.prefill.sparse.kernel_sm90.problem import (
-    BLOCK_KEYS,
-    D_V,
-    PAIR_KEYS,
-    SIDE_COLUMNS,
-    SIDES,
-    TILE_HEADS,
-    Pages,
-    Problem,
+from jax_impl.prefill.sparse.kernel_sm90.kernel import (
+    CTA_AXIS,
+    ROLE_AXIS,
+    Gmem,
+    Roles,
+    scratch_types,
+    sparse_prefill_body,
 )
+from jax_impl.prefill.sparse.kernel_sm90.problem import TILE_HEADS, Pages, Problem
 from jax_impl.prefill.sparse.result import SparsePrefillResult
 
 if TYPE_CHECKING:
@@ -219,6 +218,8 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
     """
     seams = seams_cuda if interpret is None else seams_interpret
     scratch = scratch_types(problem, seams)
+    produce = paged_producer.produce if problem.pages else producer.produce
+    roles = Roles(consumers.even_consumer, consumers.odd_consumer, produce)
     if interpret is None:
         check_smem(scratch, reserved=_REDUCTION_BYTES)
 
@@ -227,7 +228,7 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
         if problem.pages:
             caches = len(problem.pages)
             others = [tuple(others[:caches]), *others[caches:]]
-        sparse_prefill_body(problem, config, seams, Gmem(q, *others), smem)
+        sparse_prefill_body(problem, config, seams, roles, Gmem(q, *others), smem)
 
     return plgpu.kernel(
         sparse_prefill_sm90,
@@ -235,7 +236,7 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
         scratch_types=[scratch],
         grid=(config.ctas_for(problem),),
         grid_names=(CTA_AXIS,),
-        num_threads=len(roles_of(problem)),
+        num_threads=len(roles),
         thread_name=ROLE_AXIS,
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -243,22 +244,6 @@ def build(problem: Problem, config: Config, interpret: Any) -> Any:
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
         **({} if interpret is None else {"interpret": interpret}),
-    )
-
-
-def scratch_types(problem: Problem, seams: Any) -> Smem:
-    matrix = seams.matmul_scratch
-    arrivals = barriers.arrivals_per_thread(paged=bool(problem.pages))
-    widths = (SIDE_COLUMNS, problem.d_qk - SIDE_COLUMNS)
-    weights = () if problem.weights_in_rope else (matrix((2, TILE_HEADS, BLOCK_KEYS)),)
-    return Smem(
-        q=tuple(matrix((TILE_HEADS, width)) for width in widths),
-        kv=matrix((2, BLOCK_KEYS, problem.d_qk)),
-        mask=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
-        mailbox=plgpu.SMEM((MAILBOXES, 2 * 128), jnp.float32),
-        q_ready=plgpu.Barrier(num_barriers=len(SIDES)),
-        barriers=seams.barrier_scratch(arrivals),
-        weights=weights,
     )
 
 

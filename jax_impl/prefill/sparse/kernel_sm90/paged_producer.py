@@ -28,19 +28,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.blocks import BLOCK_KEYS, EVEN, LEFT, PAIR_KEYS, RIGHT, SIDES, SLOTS
 from jax_impl.mosaic.layouts import QUAD_KEY
-from jax_impl.prefill.sparse.kernel_sm90 import barriers
 from jax_impl.prefill.sparse.kernel_sm90.config import PagedConfig
-from jax_impl.prefill.sparse.kernel_sm90.context import I32, Context, OwnTile, Tile
-from jax_impl.prefill.sparse.kernel_sm90.problem import (
-    BLOCK_KEYS,
-    EVEN,
-    LEFT,
-    PAIR_KEYS,
-    PLAIN_TILE,
-    RIGHT,
-    SIDES,
+from jax_impl.prefill.sparse.kernel_sm90.kernel import (
+    I32,
+    Context,
+    OwnTile,
+    Tile,
+    kv_free,
+    kv_ready,
 )
+from jax_impl.prefill.sparse.kernel_sm90.problem import PLAIN_TILE
 from jax_impl.prefill.sparse.validity import key_is_valid
 
 
@@ -94,7 +93,7 @@ def _sides_of_pair(k: Context) -> list[_Side]:
     """In the order in which they are given back, and wanted."""
     width = _config(k).part_tiles
     sides = []
-    for slot in barriers.SLOTS:
+    for slot in SLOTS:
         for side in SIDES:
             tiles = _code_tiles(k, side)
             parts = tuple(tiles[i : i + width] for i in range(0, len(tiles), width))
@@ -132,9 +131,9 @@ def produce(k: Context) -> None:
     nothing = k.seams.arrived([])
     loaded = _load(k, side.parts, _begin_block(k, slots[EVEN], nothing), nothing)
     rounds, _, _ = k.for_own_tiles(fill_tile, (I32(0), slots, loaded))
-    for slot in barriers.SLOTS:
+    for slot in SLOTS:
         for side in SIDES:
-            k.seams.wait(k.smem.barriers, barriers.kv_free[slot][side], rounds - 1)
+            k.seams.wait(k.smem.barriers, kv_free[slot][side], rounds - 1)
 
 
 def _load_slots(k: Context, pair: _Pair) -> tuple[Any, ...]:
@@ -142,14 +141,14 @@ def _load_slots(k: Context, pair: _Pair) -> tuple[Any, ...]:
         k.seams.load_indices(
             k.gmem.indices, pair.token, pair.first_slot + block * BLOCK_KEYS, QUAD_KEY
         )
-        for block in barriers.SLOTS
+        for block in SLOTS
     )
 
 
 def _holes_marked(k: Context, pair: _Pair, slots: tuple[Any, ...]) -> tuple[Any, ...]:
     """The slots of both blocks, -1 for every hole."""
     marked = []
-    for block, slot in zip(barriers.SLOTS, slots, strict=True):
+    for block, slot in zip(SLOTS, slots, strict=True):
         place = plgpu.broadcasted_iota(jnp.int32, (BLOCK_KEYS,), 0, layout=QUAD_KEY)
         place = pair.first_slot + block * BLOCK_KEYS + place
         valid = key_is_valid(slot, place, k.problem.num_kv, pair.length)
@@ -228,7 +227,7 @@ def _fill_side(
     ahead = _load(k, behind.parts[:early], ahead, after)
     unusual = _looked_through(k, loaded, noted)
     late = behind.parts[early:]
-    ready = barriers.kv_ready[side.slot][side.side]
+    ready = kv_ready[side.slot][side.side]
     _wait_until_free(k, side, rounds, loaded.block.slots)
     if side.side == RIGHT:
         _copy_plain(k, side, loaded.block)
@@ -258,12 +257,12 @@ def _copy_plain(k: Context, side: _Side, block: _Block) -> None:
         k.gmem.kv, k.smem.kv, side.slot, block.places, k.problem,
         k.config.gather_prefetch_for(k.problem),
     )  # fmt: skip
-    k.seams.arrive_after_copies(k.smem.barriers, barriers.kv_ready[side.slot][RIGHT])
+    k.seams.arrive_after_copies(k.smem.barriers, kv_ready[side.slot][RIGHT])
 
 
 def _wait_until_free(k: Context, side: _Side, rounds: Any, keys: Any) -> None:
-    k.seams.wait(k.smem.barriers, barriers.kv_free[side.slot][side.side], rounds - 1)
+    k.seams.wait(k.smem.barriers, kv_free[side.slot][side.side], rounds - 1)
     if side.side == LEFT:
         mask = jnp.where(keys >= 0, 0.0, -jnp.inf)
         k.seams.publish(k.smem.mask.at[side.slot], mask, QUAD_KEY)
-        k.seams.arrive(k.smem.barriers, barriers.kv_ready[side.slot][LEFT])
+        k.seams.arrive(k.smem.barriers, kv_ready[side.slot][LEFT])

@@ -6,20 +6,12 @@ import dataclasses
 
 from jax.experimental import pallas as pl
 
-from jax_impl.mosaic.online_softmax import SIDE_COLUMNS
+from jax_impl.mosaic.blocks import BLOCK_KEYS, D_V, SIDE_COLUMNS, TILE_ROWS
+from jax_impl.mosaic.layouts import TILE_COLUMNS
 
-TILE_HEADS = 64  # rows of a tensor-core accumulator
-BLOCK_KEYS = 64  # keys that one slot of shared memory holds
-PAIR_KEYS = 2 * BLOCK_KEYS  # an even block for one consumer, an odd one for the other
-D_V = 512
-assert D_V == 2 * SIDE_COLUMNS
-TILE_COLUMNS = 64
+TILE_HEADS = TILE_ROWS  # a row is one head of a tile's token
 PLAIN_TILE = D_V // TILE_COLUMNS - 1  # of a paged token: its one tile of bfloat16
 STEP_COLUMNS = 16  # of a tile of queries or keys that one matrix instruction consumes
-
-LEFT, RIGHT = 0, 1
-SIDES = (LEFT, RIGHT)
-EVEN, ODD = 0, 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

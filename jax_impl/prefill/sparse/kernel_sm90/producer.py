@@ -19,17 +19,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.blocks import BLOCK_KEYS, EVEN, LEFT, ODD, PAIR_KEYS, RIGHT, SIDES, SLOTS
 from jax_impl.mosaic.layouts import KEY
-from jax_impl.prefill.sparse.kernel_sm90 import barriers
-from jax_impl.prefill.sparse.kernel_sm90.context import I32, Context, OwnTile, Tile
-from jax_impl.prefill.sparse.kernel_sm90.problem import (
-    BLOCK_KEYS,
-    EVEN,
-    LEFT,
-    ODD,
-    PAIR_KEYS,
-    RIGHT,
-    SIDES,
+from jax_impl.prefill.sparse.kernel_sm90.kernel import (
+    I32,
+    Context,
+    OwnTile,
+    Tile,
+    kv_free,
+    kv_ready,
 )
 from jax_impl.prefill.sparse.validity import key_is_valid
 
@@ -71,9 +69,9 @@ def produce(k: Context) -> None:
     first_indices = _load_indices(k, k.own_tile(I32(0)).token, I32(0))
     rounds, _ = k.for_own_tiles(fill_tile, (I32(0), first_indices))
     # The last copies have landed when their readers are done with them.
-    for slot in barriers.SLOTS:
+    for slot in SLOTS:
         for side in SIDES:
-            k.seams.wait(k.smem.barriers, barriers.kv_free[slot][side], rounds - 1)
+            k.seams.wait(k.smem.barriers, kv_free[slot][side], rounds - 1)
 
 
 def _load_indices(k: Context, token: Any, first_slot: Any) -> tuple[Any, Any]:
@@ -89,15 +87,15 @@ def _fill_pair(k: Context, pair: _Pair, rounds: Any, indices: Any) -> Any:
     pl.when(pair.is_last)(lambda: k.prefetch_queries(pair.next_tile))
     next_indices = _load_indices(k, pair.next_token, pair.next_slot)
 
-    for slot in barriers.SLOTS:
+    for slot in SLOTS:
         index = indices[slot]
         place = plgpu.broadcasted_iota(jnp.int32, (BLOCK_KEYS,), 0, layout=KEY)
         place = pair.first_slot + slot * BLOCK_KEYS + place
         valid = key_is_valid(index, place, k.problem.num_kv, pair.length)
 
-        k.seams.wait(k.smem.barriers, barriers.kv_free[slot][LEFT], rounds - 1)
+        k.seams.wait(k.smem.barriers, kv_free[slot][LEFT], rounds - 1)
         k.seams.publish(k.smem.mask.at[slot], jnp.where(valid, 0.0, -jnp.inf), KEY)
-        k.seams.arrive(k.smem.barriers, barriers.kv_ready[slot][LEFT])
+        k.seams.arrive(k.smem.barriers, kv_ready[slot][LEFT])
         _fill_slot(k, slot, jnp.where(valid, index, 0), valid, rounds)
         if slot == EVEN and k.config.prefetches_rows(k.problem):
             _prefetch_rows(k, pair, next_indices)
@@ -112,11 +110,11 @@ def _fill_slot(k: Context, slot: int, rows: Any, valid: Any, rounds: Any) -> Non
     )  # fmt: skip
     for side in SIDES:
         if side == RIGHT:
-            k.seams.wait(k.smem.barriers, barriers.kv_free[slot][RIGHT], rounds - 1)
+            k.seams.wait(k.smem.barriers, kv_free[slot][RIGHT], rounds - 1)
         copy(tiles=k.problem.value_tiles(side))
         if side == _ROPE_SIDE[slot]:
             copy(tiles=k.problem.rope_tiles)
-        k.seams.arrive_after_copies(k.smem.barriers, barriers.kv_ready[slot][side])
+        k.seams.arrive_after_copies(k.smem.barriers, kv_ready[slot][side])
 
 
 def _prefetch_rows(k: Context, pair: _Pair, indices: Any) -> None:

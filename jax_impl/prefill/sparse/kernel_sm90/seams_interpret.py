@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.kv_cache import PagedKV
+from jax_impl.mosaic import products_interpret
+from jax_impl.mosaic.blocks import BLOCK_KEYS, LEFT, RIGHT
+from jax_impl.mosaic.layouts import TILE_COLUMNS
+from jax_impl.mosaic.products_interpret import matmul_scratch
 from jax_impl.mosaic.rows_interpret import (
     any_row,
     get_rows,
@@ -25,50 +28,30 @@ from jax_impl.mosaic.rows_interpret import (
     row_partial_sums,
     store_weights,
 )
-from jax_impl.prefill.sparse.kernel_sm90.problem import (
-    BLOCK_KEYS,
-    LEFT,
-    PLAIN_TILE,
-    RIGHT,
-    TILE_COLUMNS,
-    TILE_HEADS,
-    Problem,
+from jax_impl.mosaic.synchronisation_interpret import (
+    arrive,
+    arrive_after_copies,
+    barrier_scratch,
+    initialise_barriers,
+    wait,
 )
+from jax_impl.prefill.sparse.kernel_sm90.problem import PLAIN_TILE, TILE_HEADS, Problem
 from jax_impl.prefill.sparse.paged_rows import read_rows
 
-__all__ = ["any_row", "get_rows", "put_rows", "quad_sum", "row_partial_sums", "store_weights"]
-
-
-def barrier_scratch(arrivals: Sequence[int]) -> Any:
-    # A warpgroup is one thread here, so it arrives once where the hardware counts 128.
-    return [plgpu.Barrier(num_arrivals=count) for count in arrivals]
-
-
-def matmul_scratch(shape: tuple[int, ...]) -> Any:
-    return plgpu.SMEM(shape, jnp.bfloat16)
-
-
-def initialise_barriers(barriers_smem: Any, arrivals: Sequence[int]) -> None:
-    del barriers_smem, arrivals  # Pallas has done it
-
-
-def wait(barriers_smem: Any, barrier: int, phase: Any, *, before_products: bool = False) -> None:
-    @pl.when(phase >= 0)
-    def _wait() -> None:
-        plgpu.barrier_wait(barriers_smem[barrier])
-
-    if before_products:
-        _fence_generic_to_async()
-
-
-def arrive(barriers_smem: Any, barrier: int, *, before_products: bool = False) -> None:
-    if before_products:
-        _fence_generic_to_async()
-    plgpu.barrier_arrive(barriers_smem[barrier])
-
-
-def arrive_after_copies(barriers_smem: Any, barrier: int) -> None:
-    plgpu.barrier_arrive(barriers_smem[barrier])  # copies are done when they return
+__all__ = [
+    "any_row",
+    "arrive",
+    "arrive_after_copies",
+    "barrier_scratch",
+    "get_rows",
+    "initialise_barriers",
+    "matmul_scratch",
+    "put_rows",
+    "quad_sum",
+    "row_partial_sums",
+    "store_weights",
+    "wait",
+]
 
 
 def load_indices(indices_gmem: Any, token: Any, first_slot: Any, layout: Any) -> Any:
@@ -220,7 +203,7 @@ def start_scores(
         side, skipped = (LEFT, 0) if first < split else (RIGHT, split)
         queries = q_smem[side][:, _columns(first - skipped, last - skipped)]
         keys = keys_smem[:, _columns(first, last)]
-        scores = scores + _dot(queries, keys, contract=(1, 1))
+        scores = scores + products_interpret.product(queries, keys, contract=(1, 1))
     return scores
 
 
@@ -229,7 +212,7 @@ def start_values_of_registers(
 ) -> Any:
     tiles = problem.value_tiles(side)
     values = values_smem[:, _columns(tiles.start, tiles.stop)]
-    return acc + _dot(weights, values, contract=(1, 0))
+    return acc + products_interpret.product(weights, values, contract=(1, 0))
 
 
 def start_values_of_smem(
@@ -245,7 +228,7 @@ def finish_products(in_flight: int, *arrays: Any) -> list[Any]:
     # finished product has read may be overwritten by a TMA copy without a fence. The
     # interpreter read it like a load, and has to be told.
     if not in_flight:
-        _fence_generic_to_async()
+        plgpu.commit_smem()
     return list(arrays)
 
 
@@ -255,10 +238,6 @@ def store_output(out_gmem: Any, out: Any) -> None:
 
 def store_rows(rows_gmem: Any, rows: Any) -> None:
     rows_gmem[...] = rows
-
-
-def _fence_generic_to_async() -> None:
-    plgpu.commit_smem()
 
 
 def _columns(first_tile: int, end_tile: int) -> pl.Slice:
@@ -274,10 +253,3 @@ def _runs(tiles: Sequence[int], split: int) -> list[tuple[int, int]]:
         else:
             runs.append((tile, tile + 1))
     return runs
-
-
-def _dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
-    """bfloat16 products summed in float32, as the tensor core does."""
-    dimensions = (((contract[0],), (contract[1],)), ((), ()))
-    a, b = a.astype(jnp.float32), b.astype(jnp.float32)  # exact, and faster on a CPU
-    return lax.dot_general(a, b, dimensions, precision=lax.Precision.HIGHEST)

@@ -18,10 +18,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax_impl.mosaic import online_softmax
 from jax_impl.prefill.sparse.kernel_sm90 import (
     Config,
-    body,
     consumers,
-    context,
     epilogue,
+    kernel,
     launch,
     producer,
     seams_cuda,
@@ -95,7 +94,7 @@ BARRIER_OR_RACE = f"Barrier completed phase|had only observed barrier|{RACE}"
 FAULTS = {
     "the last block is skipped": (
         WRONG_ROW,
-        context,
+        kernel,
         "lax.div(length + (PAIR_KEYS - 1), I32(PAIR_KEYS))",
         "lax.div(length, I32(PAIR_KEYS))",
     ),
@@ -126,22 +125,20 @@ FAULTS = {
     "a barrier is not waited for": (
         BARRIER_OR_RACE,
         consumers,
-        "k.seams.wait(k.smem.barriers, barriers.weights_ready[ODD], round_)",
+        "k.seams.wait(k.smem.barriers, weights_ready[ODD], round_)",
         "pass",
     ),
     "a slot is refilled before it is free": (
         BARRIER_OR_RACE,
         producer,
-        "k.seams.wait(k.smem.barriers, barriers.kv_free[slot][RIGHT], rounds - 1)",
+        "k.seams.wait(k.smem.barriers, kv_free[slot][RIGHT], rounds - 1)",
         "pass",
     ),
     "the next queries are loaded over those in use": (
         RACE,
         consumers,
-        "    k.seams.wait(k.smem.barriers, barriers.weights_ready[EVEN], round_)\n"
-        "    after_last_scores()\n",
-        "    after_last_scores()\n"
-        "    k.seams.wait(k.smem.barriers, barriers.weights_ready[EVEN], round_)\n",
+        "    k.seams.wait(k.smem.barriers, weights_ready[EVEN], round_)\n    after_last_scores()\n",
+        "    after_last_scores()\n    k.seams.wait(k.smem.barriers, weights_ready[EVEN], round_)\n",
     ),
 }
 
@@ -158,12 +155,12 @@ def test_a_fault_planted_in_the_body_is_found(plant, fault):
 def test_both_backends_run_the_same_body_function(monkeypatch):
     ran = []
 
-    def stop(problem, config, seams, gmem, smem):
+    def stop(problem, config, seams, roles, gmem, smem):
         ran.append((launch_body, seams))
         raise StopIteration
 
     launch_body = launch.sparse_prefill_body
-    assert launch_body is body.sparse_prefill_body
+    assert launch_body is kernel.sparse_prefill_body
     monkeypatch.setattr(launch, "sparse_prefill_body", stop)
     problem = Problem(num_tokens=1, num_heads=64, d_qk=512, num_kv=8, topk=128)
     shapes = [
@@ -206,7 +203,7 @@ def test_the_two_sides_of_the_seams_have_the_same_names_and_parameters():
 
 def test_only_the_seams_and_the_launch_name_a_backend():
     """Parts of the body that ask which backend they run on would no longer be one body."""
-    for module in (body, consumers, context, epilogue, producer, online_softmax):
+    for module in (kernel, consumers, epilogue, producer, online_softmax):
         source = inspect.getsource(module)
         for word in ("seams_cuda", "seams_interpret", "interpret=", "inline_mgpu", "ptx"):
             assert word not in source.replace("seams_interpret.py", ""), (module.__name__, word)

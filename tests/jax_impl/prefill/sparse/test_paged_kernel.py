@@ -144,7 +144,7 @@ FAULTS = {
     ),
     "a slot is refilled before it is free": (
         BARRIER_OR_RACE,
-        "    k.seams.wait(k.smem.barriers, barriers.kv_free[side.slot][side.side], rounds - 1)\n",
+        "    k.seams.wait(k.smem.barriers, kv_free[side.slot][side.side], rounds - 1)\n",
         "",
     ),
     "columns are announced before they are stored": (

@@ -5,6 +5,7 @@ Docstrings stand here. Refs are Pallas refs, arrays are spread over a warpgroup 
 that the function's body names, `problem` is static.
 """
 
+from jax_impl.mosaic.products import finish_products, matmul_scratch
 from jax_impl.mosaic.rows import (
     any_row,
     get_rows,
@@ -12,6 +13,13 @@ from jax_impl.mosaic.rows import (
     quad_sum,
     row_partial_sums,
     store_weights,
+)
+from jax_impl.mosaic.synchronisation import (
+    arrive,
+    arrive_after_copies,
+    barrier_scratch,
+    initialise_barriers,
+    wait,
 )
 from jax_impl.prefill.sparse.kernel_sm90.seams_cuda.gather import (
     copy_columns,
@@ -33,20 +41,11 @@ from jax_impl.prefill.sparse.kernel_sm90.seams_cuda.pages import (
     unusual_scales,
 )
 from jax_impl.prefill.sparse.kernel_sm90.seams_cuda.products import (
-    finish_products,
-    matmul_scratch,
     start_scores,
     start_values_of_registers,
     start_values_of_smem,
 )
 from jax_impl.prefill.sparse.kernel_sm90.seams_cuda.rows import store_output, store_rows
-from jax_impl.prefill.sparse.kernel_sm90.seams_cuda.synchronisation import (
-    arrive,
-    arrive_after_copies,
-    barrier_scratch,
-    initialise_barriers,
-    wait,
-)
 
 __all__ = [
     "any_row",

@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from jax_impl.mosaic import ptx, registers
+from jax_impl.mosaic.blocks import BLOCK_KEYS
 from jax_impl.mosaic.layouts import (
     KEY,
     KEYS_PER_STEP,
@@ -23,7 +24,7 @@ from jax_impl.mosaic.layouts import (
     threads_per_key,
 )
 from jax_impl.mosaic.ptx import BF16_BYTES, MATMUL_REF, REF
-from jax_impl.prefill.sparse.kernel_sm90.problem import BLOCK_KEYS, TILE_HEADS
+from jax_impl.prefill.sparse.kernel_sm90.problem import TILE_HEADS
 
 _STEPS = BLOCK_KEYS // KEYS_PER_STEP
 _CHUNK = 16  # bytes that one cp.async moves

@@ -14,9 +14,10 @@ from jaxlib.mlir.dialects import arith
 
 from jax_impl.kv_cache.formats import FORMATS
 from jax_impl.mosaic import ptx, registers
+from jax_impl.mosaic.blocks import BLOCK_KEYS
 from jax_impl.mosaic.layouts import QUAD_KEY, SCALAR, TILE_BYTES, TILE_COLUMNS, threads_per_key
 from jax_impl.mosaic.ptx import BF16_BYTES, REF
-from jax_impl.prefill.sparse.kernel_sm90.problem import BLOCK_KEYS, PLAIN_TILE, Problem
+from jax_impl.prefill.sparse.kernel_sm90.problem import PLAIN_TILE, Problem
 
 LAYOUT = FORMATS["v4-fp8"]
 assert LAYOUT.quantised is not None

@@ -1,4 +1,7 @@
-"""Barriers between the three warpgroups, and the fences between the proxies of shared memory."""
+"""Seams of barriers between warpgroups, and of the fences between the proxies of shared memory.
+
+Each function has a namesake in synchronisation_interpret.py. Docstrings stand here.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax_impl.mosaic import mbarrier, ptx
 from jax_impl.mosaic.layouts import SCALAR
 from jax_impl.mosaic.ptx import REF
-from jax_impl.prefill.sparse.kernel_sm90 import barriers
 
 
 def barrier_scratch(arrivals: Sequence[int]) -> Any:
-    """Of barriers.COUNT barriers; arrivals: of each thread of a warpgroup, per phase."""
-    del arrivals
-    return plgpu.SMEM((mbarrier.WORDS * barriers.COUNT,), jnp.int32)
+    """Of a barrier for each of the arrivals: of each thread of a warpgroup, per phase."""
+    return plgpu.SMEM((mbarrier.WORDS * len(arrivals),), jnp.int32)
 
 
 def initialise_barriers(barriers_smem: Any, arrivals: Sequence[int]) -> None:

@@ -1,4 +1,12 @@
-"""What every part of the kernel's body is handed: its extents, its memory, its seams."""
+"""The kernel from its memory to its body: what the three warpgroups of a thread block share.
+
+    even consumer   scores even blocks, owns the left half of the output   (consumers.py)
+    odd consumer    scores odd blocks, owns the right half                 (consumers.py)
+    producer        fills the two slots of keys           (producer.py, or paged_producer.py)
+
+The body and everything it calls are the same on a GPU and under Pallas' interpreter. What only
+hardware can do is behind `seams`, a module with one body for each.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +17,17 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_impl.mosaic.blocks import BLOCK_KEYS, LEFT, PAIR_KEYS, SIDE_COLUMNS, SIDES, SLOTS
+from jax_impl.mosaic.rows import BOX_WORDS
 from jax_impl.prefill.sparse.kernel_sm90.config import Config
-from jax_impl.prefill.sparse.kernel_sm90.problem import PAIR_KEYS, TILE_HEADS, Problem
+from jax_impl.prefill.sparse.kernel_sm90.problem import TILE_HEADS, Problem
 
 I32 = jnp.int32
+CTA_AXIS = "cta"
+ROLE_AXIS = "role"
 
 
 class Gmem(NamedTuple):
@@ -42,7 +56,7 @@ class Smem(NamedTuple):
     mask: Any  # [slot, key] float32: 0 for a key, -inf for a hole
     mailbox: Any  # [MAILBOXES, 256] float32: two words per thread
     q_ready: Any  # barriers of the two parts of q
-    barriers: Any  # see barriers.py
+    barriers: Any  # see arrivals_per_thread
     weights: tuple[Any, ...]  # [parity, 64, 64] bfloat16, or nothing if kept in the rope columns
 
 
@@ -52,6 +66,49 @@ REFERENCE = (0, 1)  # of the weights that the even (odd) consumer has just made
 TOTAL = (2, 3)
 MAXIMUM = 4
 MAILBOXES = 5
+
+# Barriers in shared memory, each called after what it announces.
+kv_ready = ((0, 1), (2, 3))
+"""[slot][side]: the producer has filled these columns of a slot; the left one also announces the
+slot's mask."""
+kv_free = ((4, 5), (6, 7))
+"""[slot][side]: the consumer of this side has read its values out of the slot."""
+weights_ready = (8, 9)
+"""[parity]: the even (odd) block's weights and their reference maximum are in shared memory."""
+totals_ready = (10, 11)
+"""[parity]: the even (odd) consumer's sums of a whole tile are in shared memory."""
+
+assert sorted(sum((*kv_ready, *kv_free, weights_ready, totals_ready), ())) == list(range(12))
+
+# The score columns of a slot, the mask and the mailboxes have no barrier of their own: whoever
+# frees a slot has read them, or has waited for weights that were made from them.
+
+
+def arrivals_per_thread(problem: Problem) -> tuple[int, ...]:
+    """How many times each of the 128 threads of a warpgroup arrives per phase, by barrier.
+
+    A left column group is announced twice: once with its mask, and once when its columns are
+    there. With pages so is a right one: once with what has been widened, and once when the rest
+    has been copied.
+    """
+    announced_twice = SIDES if problem.pages else (LEFT,)
+    twice = {kv_ready[slot][side] for slot in SLOTS for side in announced_twice}
+    return tuple(2 if barrier in twice else 1 for barrier in range(totals_ready[-1] + 1))
+
+
+def scratch_types(problem: Problem, seams: Any) -> Smem:
+    matrix = seams.matmul_scratch
+    widths = (SIDE_COLUMNS, problem.d_qk - SIDE_COLUMNS)
+    weights = () if problem.weights_in_rope else (matrix((2, TILE_HEADS, BLOCK_KEYS)),)
+    return Smem(
+        q=tuple(matrix((TILE_HEADS, width)) for width in widths),
+        kv=matrix((2, BLOCK_KEYS, problem.d_qk)),
+        mask=plgpu.SMEM((2, BLOCK_KEYS), jnp.float32),
+        mailbox=plgpu.SMEM((MAILBOXES, BOX_WORDS), jnp.float32),
+        q_ready=plgpu.Barrier(num_barriers=len(SIDES)),
+        barriers=seams.barrier_scratch(arrivals_per_thread(problem)),
+        weights=weights,
+    )
 
 
 class Tile(NamedTuple):
@@ -148,3 +205,27 @@ class Context:
     def num_pairs(self, length: Any) -> Any:
         """Pairs of blocks to walk over: at least one, so that every tile has an epilogue."""
         return jnp.maximum(lax.div(length + (PAIR_KEYS - 1), I32(PAIR_KEYS)), 1)
+
+
+class Roles(NamedTuple):
+    """What each warpgroup does, in their order."""
+
+    even_consumer: Callable[[Context], None]
+    odd_consumer: Callable[[Context], None]
+    producer: Callable[[Context], None]
+
+
+def sparse_prefill_body(
+    problem: Problem, config: Config, seams: ModuleType, roles: Roles, gmem: Gmem, smem: Smem
+) -> None:
+    """All tiles of one thread block."""
+    context = Context(
+        problem, config, seams, gmem, smem,
+        cta=lax.axis_index(CTA_AXIS), first_token=gmem.first_token[0],
+    )  # fmt: skip
+    seams.initialise_barriers(smem.barriers, arrivals_per_thread(problem))
+    for number, role in enumerate(roles):
+
+        @pl.when(lax.axis_index(ROLE_AXIS) == number)
+        def _play(role=role) -> None:
+            role(context)
