@@ -1,8 +1,19 @@
-"""What every test is under: the marker `gpu` names what this machine lacks."""
+"""What every test is under: the marker `gpu` names what this machine lacks, and what XLA compiles is
+kept for the next time, for all processes of a test."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from compare.houses.xla_cache import programs_folder, settings
+
+
+def pytest_configure() -> None:
+    if (folder := programs_folder()) is not None:
+        for name, value in settings(folder).items():
+            os.environ.setdefault(name.upper(), str(value))
 
 
 def _why_no_hopper() -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compare.houses import xla_cache
-from compare.houses.xla_cache import VARIABLE, keep_programs, programs_folder
+from compare.houses.xla_cache import VARIABLE, keep_programs, programs_folder, settings
 
 
 class FakeJax:
@@ -28,6 +28,8 @@ class FakeJax:
 @pytest.fixture(autouse=True)
 def cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv(VARIABLE, raising=False)
+    for name in settings(tmp_path):  # what tests are under
+        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return tmp_path / "caches"
 
