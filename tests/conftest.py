@@ -1,4 +1,4 @@
-"""What every test is under: the marker `gpu` names what this machine lacks, and what XLA compiles is
+"""What every test is under: the marker `gpu` names what this machine lacks; what XLA compiles is
 kept for the next time, for all processes of a test."""
 
 from __future__ import annotations
