@@ -1,101 +1,87 @@
-"""Measures the judge: how much of its bounds right kernels use, and how far faults lie outside.
+"""Measures a suite's judge: how much of its bounds right kernels use, and how far faults lie
+outside.
 
-    python -m compare.calibrate.calibrate --cases 10000 --shapes 100 --out FILE.json
-
-Right kernels: `xla` as the registry has it, and models of kernels that take other liberties
-(model_kernels.py). The yardstick, torch, isn't measured: its own error is the bound's unit. A fault
-is planted into the oracle (torch_ref's variants), one that the inputs can show for each case, and
-rounded like a result. docs/tolerances.md shows the table of a run, which `table` writes.
+Right kernels are `xla` as the registry has it, and models of kernels that take other liberties. The
+yardstick, torch, isn't measured: its own error is the bound's unit. A fault is planted into the
+oracle, one of the suite's table that the inputs can have for each case, and rounded like a result.
+docs/tolerances.md shows the table of a run, which `table` writes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import importlib
 import math
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compare.calibrate.cases import faults, random_cases, with_fault
-from compare.calibrate.model_kernels import Freedom
-from compare.calibrate.model_kernels import run as run_model
-from compare.judging.attention import evidence_of, judge, side_of
-from compare.judging.attention_call import SparsePrefillResult
+from compare.judging.calibration import Calibration, planted
 from compare.judging.sides import share_by_tensor
-from compare.protocol.inputs import Inputs, Result
+from compare.protocol.suite import Suite
 from compare.protocol.verdict import Verdict
 from compare.report.environment import environment
 from compare.run import registry
 
 SCHEMA = 1
-STATISTICS = ("max_logits", "lse")
-"""What a table shows beside out."""
-
-MODELS = {
-    "blocks of 64, ascending": Freedom(),
-    "descending, lazy rescale (2^8)": Freedom(order="descending", lazy=8.0),
-    "shuffled blocks of 32, lazy rescale (2^8)": Freedom(block=32, order="shuffled", lazy=8.0),
-    "P rounded twice": Freedom(rounds_twice=True, lazy=8.0),
-    "sums truncated as on tensor cores": Freedom(truncates=True),
-    "truncated, fast math, P rounded twice": Freedom(
-        truncates=True, fast_math=True, rounds_twice=True
-    ),
-}
-"""Every kernel that is right by the contract must stay under 1 on all of them."""
 
 
-def calibrate(cases: int, shapes: int, seed: int, console: Console | None = None) -> dict[str, Any]:
+def calibration_of(suite: Suite) -> Calibration:
+    """What a suite gives to be measured by; ValueError where it has none."""
+    if suite.calibration is None:
+        raise ValueError(f"{suite.name} has no bounds that could be measured")
+    return importlib.import_module(suite.calibration).CALIBRATION
+
+
+def calibrate(
+    suite: Suite, cases: int, shapes: int, seed: int, console: Console | None = None
+) -> dict[str, Any]:
     """The measurement as plain data: for each right kernel its cases, its alarms (case lines with
     the reason) and its largest share by tensor; for each fault the cases that could show it, those
     that did, and its smallest and median share.
     """
-    right = {name: Shares(judge) for name in ("xla", *MODELS)}
+    drawn, judge = calibration_of(suite), importlib.import_module(suite.judging)
+    right = {name: Shares() for name in ("xla", *drawn.models)}
     wrong: dict[str, list[tuple[float, str]]] = defaultdict(list)
     xla = registry.find("xla", "cpu")
-    rng = np.random.default_rng(seed)
-    seen: set[tuple] = set()
+    # Streams of their own: a new fault changes nothing about the models.
+    rng, fault_rng = (np.random.default_rng([seed, stream]) for stream in range(2))
+    seen = set()
     started = time.monotonic()
     console = console or Console(stderr=True)
     columns = (TextColumn("calibrating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        for case in progress.track(random_cases(cases, shapes, seed), total=cases):
-            inputs, evidence = case.inputs, evidence_of(case.inputs)
-            seen.add((*inputs.q.shape, *inputs.indices.shape, *inputs.kv.shape))
-            result = xla.run(inputs)
-            assert isinstance(result, SparsePrefillResult)
-            right["xla"].add(str(case), inputs, result, evidence)
-            if inputs.sm_scale > 0.0:
-                name = list(MODELS)[int(rng.integers(len(MODELS)))]
-                result = run_model(inputs, MODELS[name], rng)
-                right[name].add(str(case), inputs, result, evidence)
-            possible = faults(inputs)
-            fault = list(possible)[int(rng.integers(len(possible)))]
-            result = with_fault(evidence, possible[fault])
+        todo = drawn.cases(cases, shapes, seed)
+        for line, shape, inputs in progress.track(todo, total=cases):
+            evidence = judge.evidence_of(inputs)
+            seen.add(shape)
+            kernels = [("xla", xla.run(inputs)), drawn.run(evidence, rng)]
+            for name, result in (kernel for kernel in kernels if kernel is not None):
+                right[name].add(line, judge.judge(inputs, result, evidence=evidence))
+            possible = list(drawn.faults(evidence))
+            fault = possible[int(fault_rng.integers(len(possible)))]
+            result = planted(drawn, evidence, fault)
             if result is not None:
-                share = max(share_by_tensor(evidence, side_of(inputs, result)).values())
-                wrong[fault].append((share, str(case)))
+                shares = share_by_tensor(evidence, judge.side_of(inputs, result))
+                wrong[fault.label].append((max(shares.values()), line))
     return {
         "schema": SCHEMA,
         "kind": "judge-calibration",
+        "suite": suite.name,
         "environment": environment(),
         "cases": cases,
         "distinct_shapes": len(seen),
         "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
         "right": {name: shares.summary() for name, shares in right.items()},
-        "faults": fault_rows(wrong),
+        "faults": _fault_rows(wrong),
     }
 
 
-def fault_rows(found: dict[str, list[tuple[float, str]]]) -> dict[str, dict[str, Any]]:
+def _fault_rows(wrong: dict[str, list[tuple[float, str]]]) -> dict[str, dict[str, Any]]:
     """Of each fault's shares and case lines what the measurement keeps."""
     return {
         name: {
@@ -105,28 +91,20 @@ def fault_rows(found: dict[str, list[tuple[float, str]]]) -> dict[str, dict[str,
             "median_share": _json_number(float(np.median([share for share, _ in shares]))),
             "smallest_at": min(shares)[1],
         }
-        for name, shares in sorted(found.items())
+        for name, shares in sorted(wrong.items())
     }
 
 
 class Shares:
-    """What one right kernel used of the bounds over all of its cases; judge: the suite's."""
+    """What one right kernel used of the bounds over all of its cases."""
 
-    def __init__(self, judge: Callable[..., Verdict]) -> None:
-        self._judge = judge
+    def __init__(self) -> None:
         self.cases = 0
         self.alarms: list[str] = []
         self.largest: dict[str, float] = defaultdict(float)
         self.place: dict[str, str] = {}
 
-    def add(
-        self,
-        line: str,
-        inputs: Inputs,
-        result: Result,
-        evidence: object,
-    ) -> None:
-        verdict = self._judge(inputs, result, evidence=evidence)
+    def add(self, line: str, verdict: Verdict) -> None:
         self.cases += 1
         if verdict.status.failed:
             self.alarms.append(f"{line}: {verdict.status.value}: {verdict.reason}")
@@ -144,7 +122,7 @@ class Shares:
         }
 
 
-def table(measured: dict[str, Any], statistics: tuple[str, ...] = STATISTICS) -> str:
+def table(measured: dict[str, Any], statistics: tuple[str, ...]) -> str:
     """The two tables of docs/tolerances.md, in Markdown."""
     lines = [
         f"| right kernel | cases | alarms | out row | out tensor | {' | '.join(statistics)} |",
@@ -172,39 +150,3 @@ def _json_number(value: float) -> float | str:
 
 def _cell(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
-
-
-def command(
-    parser: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
-    measure: Callable[[int, int, int], dict[str, Any]],
-    statistics: tuple[str, ...] = STATISTICS,
-) -> int:
-    """The command; measure: calibrate, of cases, shapes and seed. parser: has --cases and
-    --shapes. Exit status 1 if a right kernel raised an alarm.
-    """
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    given = parser.parse_args(arguments)
-    measured = measure(given.cases, given.shapes, given.seed)
-    if given.out:
-        given.out.write_text(json.dumps(measured, indent=1) + "\n")
-    print(table(measured, statistics))
-    alarms = [alarm for row in measured["right"].values() for alarm in row["alarms"]]
-    print(f"\n{measured['cases']} cases, {measured['seconds']} s, {len(alarms)} alarms")
-    print("\n".join(alarms[:10]))
-    return 1 if alarms else 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if a right kernel raised an alarm."""
-    parser = argparse.ArgumentParser(
-        prog="python -m compare.calibrate.calibrate", description=__doc__
-    )
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--shapes", type=int, default=100, help="at most this many distinct shapes")
-    return command(parser, arguments, calibrate)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ reference that is itself out of bounds is named, and the case is judged against 
 from __future__ import annotations
 
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.attention_faults import FAULTS
 from compare.judging.diagnosis import diagnose
 from compare.judging.evidence import Evidence
 from compare.judging.exact_keys import key_difference
@@ -55,7 +56,9 @@ def judge(
         side_of(inputs, candidate),
         other,
         Remarks(
-            diagnose=lambda side, suspects: diagnose(evidence, side.view, suspects, side.special),
+            diagnose=lambda side, suspects: diagnose(
+                FAULTS, evidence, side.view, suspects, side.special
+            ),
             details=lambda side: key_difference(evidence.witness, side),
             notes=profile_notes(inputs.case, profile),
         ),

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from compare.judging.evidence import Evidence
-from compare.judging.hypotheses import Hypothesis, Sample, hypotheses
+from compare.judging.faults import Fault, Hypothesis, Sample, hypotheses
 from compare.judging.metrics import to_float64
 from compare.judging.result_view import ResultView
 from compare.judging.rows import OracleRows, row_norm
@@ -37,47 +38,51 @@ _TENSORS = ("out", "lse", "max_logits")
 
 
 def diagnose(
-    evidence: Evidence, view: ResultView, suspects: list[int], special: SpecialValues
+    table: Iterable[Fault],
+    evidence: Evidence[Any],
+    view: ResultView,
+    suspects: list[int],
+    special: SpecialValues,
 ) -> tuple[Diagnosis, ...]:
-    """The faults that a failing candidate's tensors show; () where none explains them.
+    """The faults of a table that a failing candidate's tensors show; () where none explains them.
 
     suspects: tokens to look at first. A hypothesis that another one explains as well is flagged in
     its sentence.
     """
-    found = []
-    if special.other_inf_at_empty:
-        found.append(
-            Diagnosis(
-                name="empty-lse-minus-inf",
-                sentence=f"{special.other_inf_at_empty} rows without a valid slot have lse -inf, "
-                "FlashInfer's convention; sparse prefill has +inf there, as FlashMLA",
-            )
-        )
-    sample = sample_of(evidence, view, suspects)
+    shown = shown_by_special_values(table, special)
+    sample = sample_of(evidence, suspects)
     if sample is None:
-        return tuple(found)
-    found += explanations(sample, hypotheses(sample, evidence.inputs))
-    return tuple(found)
+        return tuple(shown)
+    possible = hypotheses(table, sample, view, evidence.inputs)
+    return (*shown, *explanations(sample, view, possible))
+
+
+def shown_by_special_values(table: Iterable[Fault], special: SpecialValues) -> list[Diagnosis]:
+    """The faults that the special values of rows tell."""
+    return [
+        Diagnosis(name=fault.name, sentence=fault.words.format(count=count))
+        for fault in table
+        if fault.count is not None and (count := fault.count(special))
+    ]
 
 
 def sample_of(
-    evidence: Evidence, view: ResultView, suspects: list[int], *, oracle_runs: int = _ORACLE_RUNS
+    evidence: Evidence[Any], suspects: list[int], *, oracle_runs: int = _ORACLE_RUNS
 ) -> Sample | None:
     """The tokens on which hypotheses are tried, suspects first; None where there are none.
 
     oracle_runs: how many hypotheses run the oracle on them, about.
     """
     tokens = _tokens(evidence, suspects, oracle_runs)
-    if len(tokens) == 0:
-        return None
-    contract = _joined([rows.oracle for rows in evidence.blocks(tokens)])
-    return Sample(evidence=evidence, view=view, tokens=tokens, contract=contract)
+    return Sample(evidence=evidence, tokens=tokens) if len(tokens) else None
 
 
-def explanations(sample: Sample, possible: Iterable[Hypothesis]) -> list[Diagnosis]:
+def explanations(
+    sample: Sample, view: ResultView, possible: Iterable[Hypothesis]
+) -> list[Diagnosis]:
     """Those of the hypotheses that explain the candidate, and no other explains better."""
     found: list[Diagnosis] = []
-    trial = _Trial(sample)
+    trial = _Trial(sample, view)
     fits = [fit for h in possible if (fit := trial.fit(h)) is not None]
     fits = [fit for fit in fits if not any(other.beats(fit) for other in fits)]
     for fit in fits:
@@ -97,7 +102,9 @@ def explanations(sample: Sample, possible: Iterable[Hypothesis]) -> list[Diagnos
     return found
 
 
-def _tokens(evidence: Evidence, suspects: list[int], oracle_runs: int) -> Int64[np.ndarray, " n"]:
+def _tokens(
+    evidence: Evidence[Any], suspects: list[int], oracle_runs: int
+) -> Int64[np.ndarray, " n"]:
     """Suspects first, then tokens spread over the sample; ascending."""
     flop_per_token = evidence.witness.flop / max(evidence.num_tokens, 1)
     most = int(np.clip(_FLOP / max(oracle_runs * flop_per_token, 1.0), 2, _MOST_TOKENS))
@@ -105,15 +112,6 @@ def _tokens(evidence: Evidence, suspects: list[int], oracle_runs: int) -> Int64[
     first = suspects[: max(1, most // 2)]
     chosen = list(dict.fromkeys([*first, *spread.tolist()]))[:most]
     return np.array(sorted(chosen), np.int64)
-
-
-def _joined(parts: list[OracleRows]) -> OracleRows:
-    return OracleRows(
-        **{
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
-            for field in dataclasses.fields(OracleRows)
-        }
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,11 +147,12 @@ class _Fit:
 class _Trial:
     """The candidate on the sample, and how it agrees with what a hypothesis expects."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: Sample, view: ResultView) -> None:
         self.sample = sample
-        self.at, out = sample.view.out(sample.tokens)
+        self.view = view
+        self.at, out = view.out(sample.tokens)
         self.got = {"out": to_float64(out)}
-        for name, values in sample.view.statistics(sample.tokens).items():
+        for name, values in view.statistics(sample.tokens).items():
             self.got[name] = to_float64(values).ravel()
         self.kinds = sample.evidence.witness.kinds(sample.tokens)
         self.copies = np.sqrt(np.maximum(self.kinds.facts.copies, 1))[:, None]
@@ -164,7 +163,7 @@ class _Trial:
         told = np.ones(len(self.sample.tokens), bool)
         if hypothesis.silent is not None:
             told = ~hypothesis.silent()
-        told = np.repeat(told, self.sample.heads)
+        told = np.repeat(told, self.sample.evidence.heads)
         errors: dict[str, np.ndarray] = {}
         explained = False
         for name in self.got:
@@ -203,7 +202,7 @@ class _Trial:
             skip = skip | np.isnan(lse)
         # Which infinity an empty row has is a question of its own.
         empty = np.isinf(lse) & ~np.isnan(expected)
-        contract_empty = np.repeat(self.kinds.empty, self.sample.heads)
+        contract_empty = np.repeat(self.kinds.empty, self.sample.evidence.heads)
         with np.errstate(invalid="ignore"):
             allowed = _STATISTIC * np.maximum(1.0, np.abs(expected))
             close = np.abs(got - expected) <= allowed
@@ -220,7 +219,7 @@ class _Trial:
 
     def lse_is_transposed(self) -> bool:
         """Whether the whole lse is the right one with its axes reshaped instead of swapped."""
-        evidence, view = self.sample.evidence, self.sample.view
+        evidence, view = self.sample.evidence, self.view
         T, H = view.result.lse.shape
         if not evidence.complete or T == 1 or H == 1:
             return False

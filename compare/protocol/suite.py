@@ -49,6 +49,8 @@ class Suite:
     of them are wanted or those of a default run. judging: the module that has
     judge(inputs, candidate, reference, *, profile, evidence) and, where evidence is worth sharing
     among candidates, evidence_of(inputs, device).
+    faults: the module of its table of known faults, which has faults_of(evidence); None: it has
+    none. calibration: the module whose CALIBRATION says how its judge's bounds are measured.
     offers: its implementations. candidates: the names that a run takes which names none, in this
     order, as far as they can run. references: the names that such a run compares with, the first
     one that is there; none: the oracle alone. records: how its results are recorded; None: they
@@ -66,6 +68,8 @@ class Suite:
     candidates: tuple[str, ...]
     references: tuple[str, ...] = ()
     records: Records | None = None
+    faults: str | None = None
+    calibration: str | None = None
 
     def offer(self, name: str) -> Offer | None:
         """What it offers under a name."""

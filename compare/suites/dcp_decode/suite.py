@@ -20,6 +20,8 @@ SUITE = Suite(
     make_inputs=dcp_decode_inputs,
     lines=lines,
     judging="compare.suites.dcp_decode.judge",
+    faults="compare.suites.dcp_decode.faults",
+    calibration="compare.suites.dcp_decode.calibration",
     offers=(
         Offer(name="torch", make="compare.suites.dcp_decode.torch_adapter:TorchDcpDecode"),
         Offer(name="xla", make=_JAX),

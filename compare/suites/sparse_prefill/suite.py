@@ -19,6 +19,8 @@ SUITE = Suite(
     make_inputs=sparse_prefill_inputs,
     lines=lines,
     judging="compare.judging.attention",
+    faults="compare.judging.attention_faults",
+    calibration="compare.suites.sparse_prefill.calibration",
     offers=(
         Offer(
             name="torch",

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from compare.judging import attention_faults
 from compare.judging.diagnosis import explanations, sample_of
 from compare.judging.evidence import Evidence
-from compare.judging.hypotheses import Hypothesis, Sample
-from compare.judging.hypotheses import hypotheses as attention_hypotheses
+from compare.judging.faults import Fault, Hypothesis, Sample, hypotheses, possible_faults
 from compare.judging.plans import PlanChunk
 from compare.judging.result_view import ResultView
 from compare.judging.rows import OracleRows
 from compare.judging.special import SpecialValues
 from compare.protocol.verdict import Diagnosis
 from compare.suites.v4_prefill.evidence import V4Witness
-from compare.suites.v4_prefill.faults import Fault, faults
+from compare.suites.v4_prefill.faults import FAULTS
 
 if TYPE_CHECKING:
     from torch_ref.v4.variants import Through
@@ -41,32 +41,32 @@ def diagnose(
     plan: the one that it ran, as far as that is known. path: whether the faults of the stages
     before the attention are possible too. Suspects and rivals as for sparse prefill.
     """
-    found = []
+    shown = []
     if special.other_inf_at_empty:
-        found.append(
+        shown.append(
             Diagnosis(
                 name="empty-lse-minus-inf",
                 sentence=f"{special.other_inf_at_empty} rows without a key have lse -inf; sparse "
                 "prefill has +inf there",
             )
         )
-    sample = sample_of(evidence, view, suspects, oracle_runs=_ORACLE_RUNS)
+    sample = sample_of(evidence, suspects, oracle_runs=_ORACLE_RUNS)
     if sample is None:
-        return tuple(found)
+        return tuple(shown)
     possible = [
-        *attention_hypotheses(sample, evidence.witness.call),
+        *hypotheses(attention_faults.FAULTS, sample, view, evidence.witness.call),
         *path_hypotheses(evidence, sample, plan, attention_alone=not path),
     ]
-    found += explanations(sample, possible)
-    if not found and special.nan_where_finite:
-        found.append(
+    shown += explanations(sample, view, possible)
+    if not shown and special.nan_where_finite:
+        shown.append(
             Diagnosis(
                 name="nan-where-finite",
                 sentence="NaN although every key that the token sees is finite: perhaps something "
                 "else is read, such as what lies outside of every length, where NaN may stand",
             )
         )
-    return tuple(found)
+    return tuple(shown)
 
 
 def path_hypotheses(
@@ -80,7 +80,7 @@ def path_hypotheses(
     keys: as one of the workspace's rows, and as one of what is read.
     """
     tokens = sample.tokens
-    for fault in faults(evidence.inputs):
+    for fault in possible_faults(FAULTS, evidence.inputs):
         if attention_alone and fault.stage != "attention":
             continue
         for through in ("workspace", "cache"):
@@ -96,14 +96,14 @@ def _hypothesis(
     through: Through,
 ) -> Hypothesis:
     @functools.cache
-    def found() -> tuple[OracleRows, Bool[np.ndarray, " n"]]:
+    def rows() -> tuple[OracleRows, Bool[np.ndarray, " n"]]:
         return evidence.witness.deviation(tokens, fault.variant, plan, through=through)
 
     return Hypothesis(
         name=fault.name,
-        sentence=fault.sentence,
-        rows=lambda: found()[0],
-        silent=lambda: found()[1],
+        sentence=fault.words,
+        rows=lambda: rows()[0],
+        silent=lambda: rows()[1],
         by_value=True,
     )
 
@@ -123,7 +123,7 @@ def _changes(
         return True
     for token in tokens.tolist():
         keys = variant_keys(inputs, variant, plan, token, through=through)
-        due = variant_keys(inputs, RIGHT, plan, token, through="cache")
-        if keys.shape != due.shape or bool((keys != due).any()):
+        right = variant_keys(inputs, RIGHT, plan, token, through="cache")
+        if keys.shape != right.shape or bool((keys != right).any()):
             return True
     return False

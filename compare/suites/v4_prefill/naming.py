@@ -12,10 +12,11 @@ from jaxtyping import Int64
 
 from compare.judging.device import to_numpy
 from compare.judging.evidence import Evidence
+from compare.judging.faults import Fault, possible_faults
 from compare.judging.plans import PlanChunk
 from compare.suites.v4_prefill.call import ChunkStage
 from compare.suites.v4_prefill.evidence import V4Witness
-from compare.suites.v4_prefill.faults import Fault, faults
+from compare.suites.v4_prefill.faults import FAULTS
 
 _MOST = 24
 """How many wrong tokens or rows, and as many right ones, have to agree with a fault."""
@@ -55,7 +56,7 @@ def name_of_indices(
 
     return _named(
         fault
-        for fault in faults(evidence.inputs)
+        for fault in possible_faults(FAULTS, evidence.inputs)
         if fault.stage == "indices" and fault.variant.possible("workspace") and agrees(fault)
     )
 
@@ -88,18 +89,20 @@ def name_of_gather(
         return bool((held == got)[told].all() and ((held != right) & told).any())
 
     return _named(
-        fault for fault in faults(evidence.inputs) if fault.stage == "gather" and agrees(fault)
+        fault
+        for fault in possible_faults(FAULTS, evidence.inputs)
+        if fault.stage == "gather" and agrees(fault)
     )
 
 
-def _named(found: Iterable[Fault]) -> tuple[str, str] | None:
+def _named(faults: Iterable[Fault]) -> tuple[str, str] | None:
     """The first of the faults; its sentence says which others do as well."""
-    fits = list(found)
+    fits = list(faults)
     if not fits:
         return None
     rivals = sorted({fault.name for fault in fits} - {fits[0].name})
     either = f" (or {', '.join(rivals)}: these inputs can't tell)" if rivals else ""
-    return fits[0].name, fits[0].sentence + either
+    return fits[0].name, fits[0].words + either
 
 
 def _sample(wrong: Int64[np.ndarray, " n"], count: int) -> list[int]:

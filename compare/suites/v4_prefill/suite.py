@@ -20,6 +20,8 @@ SUITE = Suite(
     make_inputs=v4_prefill_inputs,
     lines=lines,
     judging="compare.suites.v4_prefill.judge",
+    faults="compare.suites.v4_prefill.faults",
+    calibration="compare.suites.v4_prefill.calibration",
     offers=(
         Offer(name="torch", make="compare.suites.v4_prefill.torch_adapter:TorchV4Prefill"),
         Offer(name="xla", make=_JAX),

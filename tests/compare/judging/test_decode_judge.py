@@ -254,7 +254,7 @@ def test_the_room_for_parts_is_2_to_the_minus_8_of_their_mass_and_given_only_whe
     merged: Evidence,
 ):
     (rows,) = merged.blocks(np.arange(merged.num_tokens))
-    parts = merged.parts(np.arange(merged.num_tokens))
+    parts = merged.witness.parts(np.arange(merged.num_tokens))
     mass = sum(
         torch.exp(part.lse - torch.from_numpy(rows.lse)).nan_to_num(0.0)[..., None] * part.out.abs()
         for part in parts

@@ -10,16 +10,17 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from compare.calibrate.calibrate import table
-from compare.calibrate.decode import RIGHT, calibrate
-from compare.calibrate.decode_cases import Splitting, run
-from compare.calibrate.model_kernels import Freedom
+from compare.calibrate.calibrate import calibrate, table
+from compare.judging.model_kernels import Freedom
 from compare.protocol.verdict import Status
+from compare.suites.dcp_decode.calibration import CALIBRATION, Splitting, run
 from compare.suites.dcp_decode.judge import evidence_of, judge
 from compare.suites.dcp_decode.make import dcp_decode_inputs
-from compare.suites.table import parse_case
+from compare.suites.table import SUITES, parse_case
 
 ROOT = Path(__file__).parents[3]
+RIGHT = 1 + len(CALIBRATION.models)
+"""Kernels that must raise no alarm: xla and the models."""
 
 
 def inputs_of(words: str):
@@ -27,8 +28,10 @@ def inputs_of(words: str):
 
 
 def test_right_kernels_raise_no_alarm_and_faults_do():
-    measured = calibrate(16, 1, 7, Console(file=io.StringIO()))
-    assert [row["alarms"] for row in measured["right"].values()] == [[]] * len(RIGHT)
+    measured = calibrate(SUITES["dcp-decode"], 16, 1, 7, Console(file=io.StringIO()))
+    assert [row["alarms"] for row in measured["right"].values()] == [[]] * (
+        1 + len(CALIBRATION.models)
+    )
     assert measured["right"]["xla"]["cases"] == 16
     assert measured["distinct_shapes"] == 1
     faults = measured["faults"].values()
@@ -43,7 +46,9 @@ def test_the_documented_table_is_the_recorded_measurement():
     assert table(measured, statistics=("lse",)) in text
     assert recorded.name in text
     assert measured["cases"] >= 1_000
-    assert [row["alarms"] for row in measured["right"].values()] == [[]] * len(RIGHT)
+    assert [row["alarms"] for row in measured["right"].values()] == [[]] * (
+        1 + len(CALIBRATION.models)
+    )
 
 
 def test_ranges_that_a_kernel_rounds_and_merges_need_no_room_of_their_own():

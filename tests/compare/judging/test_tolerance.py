@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from compare.calibrate.calibrate import MODELS, calibrate, table
-from compare.calibrate.model_kernels import Freedom, run
+from compare.calibrate.calibrate import calibrate, calibration_of, table
 from compare.judging import tolerance
 from compare.judging.attention import evidence_of, judge
 from compare.judging.attention_call import SparsePrefillInputs
+from compare.judging.model_kernels import Freedom, run
 from compare.protocol.verdict import Status
+from compare.suites.table import SUITES
 
+CALIBRATION = calibration_of(SUITES["sparse-prefill"])
 ROOT = Path(__file__).parents[3]
+RIGHT = 1 + len(CALIBRATION.models)
+"""Kernels that must raise no alarm: xla and the models."""
 BFLOAT16 = ml_dtypes.bfloat16
 
 
@@ -119,8 +123,10 @@ def test_a_reference_that_moves_needs_more_than_twice_the_yardsticks_error(input
 
 
 def test_right_kernels_raise_no_alarm_and_faults_do():
-    measured = calibrate(60, 4, 7, Console(file=io.StringIO()))
-    assert [row["alarms"] for row in measured["right"].values()] == [[]] * (1 + len(MODELS))
+    measured = calibrate(SUITES["sparse-prefill"], 60, 4, 7, Console(file=io.StringIO()))
+    assert [row["alarms"] for row in measured["right"].values()] == [[]] * (
+        1 + len(CALIBRATION.models)
+    )
     assert measured["right"]["xla"]["cases"] == 60
     assert measured["distinct_shapes"] <= 4
     faults = measured["faults"].values()
@@ -132,8 +138,10 @@ def test_the_documented_table_is_the_recorded_measurement():
     (recorded,) = (ROOT / "measurements").glob("judge-calibration-*.json")
     measured = json.loads(recorded.read_text())
     text = (ROOT / "docs" / "tolerances.md").read_text()
-    assert table(measured) in text
+    assert table(measured, CALIBRATION.statistics) in text
     assert recorded.name in text
     assert measured["cases"] >= 10_000
     assert measured["distinct_shapes"] <= 200
-    assert [row["alarms"] for row in measured["right"].values()] == [[]] * (1 + len(MODELS))
+    assert [row["alarms"] for row in measured["right"].values()] == [[]] * (
+        1 + len(CALIBRATION.models)
+    )

@@ -2,7 +2,7 @@
 
 The contract leaves open in which blocks and in which order keys are walked, against which maximum P
 is rounded to bfloat16 and how often, and how a matrix unit rounds its sums. The judge's bounds must
-admit all of it; `compare.calibrate.calibrate` measures how much of them each takes.
+admit all of it; `compare.calibrate` measures how much of them each takes.
 """
 
 from __future__ import annotations
@@ -64,6 +64,44 @@ def run(
                 to_float64(inputs.q[token]), keys, valid, inputs, freedom, rng
             )
     return SparsePrefillResult(out=out, max_logits=max_logits, lse=lse)
+
+
+def run_in_ranges(
+    inputs: SparsePrefillInputs, slots: int, freedom: Freedom, rng: np.random.Generator
+) -> SparsePrefillResult:
+    """The same by a kernel that takes `slots` slots of a row at a time, rounds each range's out to
+    bfloat16 and merges them in float32. Without a sink.
+    """
+    if inputs.attn_sink is not None:
+        raise ValueError("attn_sink: ranges of slots have none; accepted is None")
+    place = np.arange(inputs.indices.shape[1])
+    indices = inputs.indices
+    if inputs.topk_length is not None:
+        indices = np.where(place < inputs.topk_length[:, None], indices, -1)
+    ranges = [
+        run(
+            dataclasses.replace(inputs, indices=indices[:, at : at + slots], topk_length=None),
+            freedom,
+            rng,
+        )
+        for at in place[::slots]
+    ]
+    lses = np.stack([np.where(np.isposinf(part.lse), -np.inf, part.lse) for part in ranges])
+    outs = np.stack([part.out.astype(np.float32) for part in ranges])
+    largest = lses.max(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        weights = np.exp(lses - np.where(np.isneginf(largest), np.float32(0.0), largest))
+        total = weights.sum(axis=0)
+        empty = total == 0
+        mean = (weights[..., None] * outs).sum(axis=0) / total[..., None]
+        out = np.where(empty[..., None], np.float32(0.0), mean)
+        lse = np.where(empty, np.float32(np.inf), largest + np.log(total))
+    maxima = [part.max_logits for part in ranges if part.max_logits is not None]
+    return SparsePrefillResult(
+        out=out.astype(ml_dtypes.bfloat16),
+        max_logits=np.maximum.reduce(maxima),
+        lse=lse.astype(np.float32),
+    )
 
 
 def _token(
