@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from compare.isolation.worker import Isolated
-from compare.judging.plans import DecodePlanResult, PlanResult
 from compare.protocol.implementation import Implementation, warm_up
 from compare.protocol.inputs import Inputs, Result
 
@@ -47,9 +48,16 @@ def run_repeatedly(implementation: Implementation, inputs: Inputs, times: int) -
 
 def _kept(result: Result) -> Result:
     """A copy: a function may give back one buffer again and again, and write to it each time."""
-    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
-    copies = {n: v.copy() for n, v in values.items() if isinstance(v, np.ndarray)}
-    return dataclasses.replace(result, **copies)
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if isinstance(value, Mapping):
+            return {name: copy(item) for name, item in value.items()}
+        return value
+
+    values = {f.name: copy(getattr(result, f.name)) for f in dataclasses.fields(result)}
+    return dataclasses.replace(result, **values)
 
 
 def timed(implementation: Implementation, inputs: Inputs) -> tuple[Result, float]:
@@ -64,17 +72,22 @@ def timed(implementation: Implementation, inputs: Inputs) -> tuple[Result, float
 
 def difference(first: Result, other: Result) -> str | None:
     """None for the same bits, else how many elements of which tensor differ and where first."""
-    plans = PlanResult | DecodePlanResult
-    if isinstance(first, plans) or isinstance(other, plans):
+    a, b = _arrays(first), _arrays(other)
+    if not a and not b:  # a plan, of whole numbers
         return None if first == other else "another plan"
-    said = []
-    for field in dataclasses.fields(first):
-        a, b = getattr(first, field.name), getattr(other, field.name)
-        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-            found = _array_difference(field.name, a, b)
-            if found is not None:
-                said.append(found)
-    return "; ".join(said) or None
+    said = [_array_difference(name, a.get(name), b.get(name)) for name in a | b]
+    return "; ".join(found for found in said if found is not None) or None
+
+
+def _arrays(result: Result) -> dict[str, np.ndarray]:
+    """The tensors of a result by name."""
+    found: dict[str, np.ndarray] = {}
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        for name, array in (value if isinstance(value, Mapping) else {field.name: value}).items():
+            if isinstance(array, np.ndarray):
+                found[name] = array
+    return found
 
 
 def _array_difference(name: str, a: np.ndarray | None, b: np.ndarray | None) -> str | None:

@@ -360,6 +360,24 @@ def test_nan_and_minus_zero_are_compared_by_their_bits() -> None:
     assert "512 of 512 elements of out differ" in str(difference(result(0.0), result(-0.0)))
 
 
+def test_tensors_by_name_are_compared_by_their_bits_too() -> None:
+    case = parse_case("v4-stages:stage=global_topk,seq=301+40,q=4+3,ratio=2,topk=33")
+    inputs = make_inputs(case)
+    right = registry.find("torch", "cpu").run(inputs)
+
+    class Drifting(Planner):
+        def run(self, inputs: Inputs) -> Result:
+            right.arrays["slots"][0, 0] += 1  # type: ignore[attr-defined]
+            return right
+
+    assert difference(right, right) is None
+    found = run_repeatedly(Drifting(), inputs, 2).difference
+    assert found == (
+        "1 of 1 repeats differ from the first run; run 2: 1 of 231 elements of slots differ, the "
+        "first at [0, 0]"
+    )
+
+
 def test_one_run_is_one_call() -> None:
     it = Planner()
     assert run_repeatedly(it, make_inputs(BATCHES[0]), 1).difference is None
