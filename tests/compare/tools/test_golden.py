@@ -114,7 +114,11 @@ def test_no_changed_byte_of_a_file_changes_a_result(folder, inputs):
     assert found >= len(places) - 1  # the first one only says when the file was written
 
 
-@pytest.mark.parametrize("other", [lzma.compress, bytes, gzip.compress, lambda content: b""])
+@pytest.mark.parametrize(
+    "other",
+    [lzma.compress, bytes, gzip.compress, lambda content: b""],
+    ids=["xz", "not at all", "whole elements", "empty"],
+)
 def test_a_file_that_is_packed_otherwise_is_found(folder, inputs, other):
     plain = tensor_bytes(held(folder), {})
     case_file(folder).write_bytes(other(plain))

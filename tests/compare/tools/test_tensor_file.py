@@ -60,6 +60,7 @@ def test_a_file_s_content_is_read_without_a_file():
         (99).to_bytes(8, "little") + b"{}",
         tensor_bytes({"numbers": np.zeros(3, ml_dtypes.bfloat16)}, {}),
     ],
+    ids=["nothing", "text", "cut head", "bfloat16"],
 )
 def test_content_that_holds_no_tensors_that_numpy_knows_is_a_sentence(content):
     with pytest.raises(ValueError, match="isn't a readable safetensors file"):
