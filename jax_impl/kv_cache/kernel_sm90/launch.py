@@ -9,7 +9,7 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.kv_cache.kernel_sm90 import seams_cuda, seams_interpret
-from jax_impl.kv_cache.kernel_sm90.body import BLOCK_AXIS, Gmem, gather_body
+from jax_impl.kv_cache.kernel_sm90.kernel import BLOCK_AXIS, Gmem, gather_body
 from jax_impl.kv_cache.kernel_sm90.problem import Config, Problem
 from jax_impl.kv_cache.paged import PagedKV
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+from jax.experimental.mosaic.gpu import fragmented_array
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.kv_cache.formats import KVFormat, format_named
+from jax_impl.mosaic import ptx
 
 WARPS = 4
 
@@ -46,3 +51,13 @@ class Problem:
 
     def blocks_per_request(self, config: Config) -> int:
         return -(-self.num_rows // config.rows_per_block)
+
+
+def rows_layout(count: int) -> Any:
+    """One value per row: a warp owns `count` / 4 neighbouring rows, all its lanes hold them."""
+    return plgpu.Layout.TILED(
+        fragmented_array.Tiling(((count,), (count // WARPS,), (1,))),
+        warp_dims=(-3,),
+        lane_dims=(fragmented_array.Replicated(ptx.WARP),),
+        vector_dim=-1,
+    )

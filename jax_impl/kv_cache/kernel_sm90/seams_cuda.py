@@ -17,9 +17,8 @@ from jaxlib.mlir.dialects import arith, vector
 
 from jax_impl.kv_cache.formats import BF16_BYTES, Field, ScaleKind
 from jax_impl.kv_cache.kernel_sm90 import pieces
-from jax_impl.kv_cache.kernel_sm90.layouts import rows_layout
 from jax_impl.kv_cache.kernel_sm90.pieces import Step
-from jax_impl.kv_cache.kernel_sm90.problem import Problem
+from jax_impl.kv_cache.kernel_sm90.problem import Problem, rows_layout
 from jax_impl.mosaic import float8, ptx, registers
 from jax_impl.mosaic.layouts import SCALAR
 from jax_impl.mosaic.ptx import REF

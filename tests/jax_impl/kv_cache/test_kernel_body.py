@@ -17,8 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax_impl.kv_cache import positions
 from jax_impl.kv_cache.kernel_sm90 import (
     Config,
-    body,
     gather,
+    kernel,
     launch,
     pieces,
     seams_cuda,
@@ -90,34 +90,34 @@ FAULTS = {
         "within & (self.position(row) >= 0)",
         "within",
     ),
-    "the offset is left out": (body, "row = rows.first + first + place", "row = first + place"),
+    "the offset is left out": (kernel, "row = rows.first + first + place", "row = first + place"),
     "the block table is read at the row's place": (
-        body,
+        kernel,
         "jnp.where(wanted, rows.position(row), 0)",
         "jnp.where(wanted, row, 0)",
     ),
     "the page of the first row serves all": (
-        body,
+        kernel,
         "column = lax.div(position, I32(problem.page_size))",
         "column = lax.div(position, I32(problem.page_size)) * 0",
     ),
     "the offset within the page is left out": (
-        body,
+        kernel,
         "lax.rem(position, I32(problem.page_size))",
         "lax.rem(position, I32(1))",
     ),
     "a thread block serves the request before": (
-        body,
+        kernel,
         "lax.div(number, blocks), lax.rem(number, blocks)",
         "lax.div(number, blocks + 1), lax.rem(number, blocks)",
     ),
     "later thread blocks copy the first rows again": (
-        body,
+        kernel,
         "first = block * config.rows_per_block",
         "first = block * 0",
     ),
     "every request has the first one's table": (
-        body,
+        kernel,
         "gmem.block_table, request,",
         "gmem.block_table, request * 0,",
     ),
@@ -146,7 +146,7 @@ def test_both_backends_run_the_same_body_function(monkeypatch):
         ran.append(seams)
         raise StopIteration
 
-    assert launch.gather_body is body.gather_body
+    assert launch.gather_body is kernel.gather_body
     monkeypatch.setattr(launch, "gather_body", stop)
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype)
@@ -176,7 +176,7 @@ def test_the_two_sides_of_the_seams_have_the_same_names_and_parameters():
 
 
 def test_only_the_seams_and_the_launch_name_a_backend():
-    for module in (body, positions):
+    for module in (kernel, positions):
         source = inspect.getsource(module)
         for word in ("seams_cuda", "seams_interpret", "interpret=", "inline_mgpu", "ptx"):
             assert word not in source, (module.__name__, word)

@@ -14,8 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jax_impl.kv_cache.kernel_sm90.layouts import rows_layout
-from jax_impl.kv_cache.kernel_sm90.problem import Config, Problem
+from jax_impl.kv_cache.kernel_sm90.problem import Config, Problem, rows_layout
 from jax_impl.kv_cache.positions import GatheredRows
 
 BLOCK_AXIS = "block"
