@@ -134,21 +134,6 @@ def cache_of(page_size: Any, num_slots: Any) -> tuple[int, int]:
     return page_size, num_slots
 
 
-def paged_batch_of(
-    query_start_loc: Any, seq_lens: Any, block_table: Any, slot_mapping: Any
-) -> tuple[int, int]:
-    """n and T, once all four agree on them."""
-    num_requests = batch_of(query_start_loc, seq_lens)
-    rows, columns = int32_shape(block_table, "block_table", "[n, columns]")
-    check_columns(columns, "block_table")
-    if rows != num_requests:
-        raise ValueError(
-            f"block_table must have a row for each of the {num_requests} requests; got {rows}"
-        )
-    (num_tokens,) = int32_shape(slot_mapping, "slot_mapping", "[T]")
-    return num_requests, num_tokens
-
-
 # Values: outside jit.
 
 

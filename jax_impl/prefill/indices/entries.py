@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.prefill.indices import checks
-from jax_impl.prefill.indices.slots import as_jax, slots_of
+from jax_impl.prefill.indices.slots import PagedBatch, as_jax, slots_of
 from jax_impl.prefill.indices.tokens import IndexLists, nothing_listed, tokens_of
 
 if TYPE_CHECKING:
@@ -223,48 +223,32 @@ def c128_global_slots(
       ValueError: an argument of the wrong type or range; outside jit also more entries than the
         width, a page outside of block_table or cache. Inside jit the list ends at the width.
     """
-    page_size, num_slots = checks.cache_of(page_size, num_slots)
-    num_requests, num_tokens = checks.paged_batch_of(
-        query_start_loc, seq_lens, block_table, slot_mapping
-    )
+    batch = PagedBatch.checked(
+        query_start_loc, seq_lens, block_table, slot_mapping,
+        page_size=page_size, num_slots=num_slots,
+    )  # fmt: skip
     width = checks.count(width, "width", least=1)
     compress_ratio = checks.count(compress_ratio, "compress_ratio", least=1)
-    if checks.known(validate, query_start_loc, seq_lens, block_table, slot_mapping):
-        checks.check_batch(query_start_loc, seq_lens, num_tokens)
-        tokens = checks.host_tokens(query_start_loc, seq_lens)
+    tokens = batch.known_tokens(validate)
+    if tokens is not None:
         seen = (tokens.position + 1) // compress_ratio
         checks.check_lengths(seen, width, "width and compress_ratio")
         for request in np.unique(tokens.request):
-            wanted = np.arange(seen[tokens.request == request].max(initial=0))
-            checks.check_table(
-                block_table, "block_table", page_size, num_slots, int(request), wanted
+            batch.check_pages(
+                int(request), np.arange(seen[tokens.request == request].max(initial=0))
             )
-    if not num_requests:
-        return nothing_listed(num_tokens, width)
-    return _c128_slots(
-        *as_jax(query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table,
-                 slot_mapping=slot_mapping),
-        page_size, num_slots, compress_ratio, width=width,
-    )  # fmt: skip
+    if not batch.num_requests:
+        return nothing_listed(batch.num_tokens, width)
+    return _c128_slots(batch.as_jax(), compress_ratio, width=width)
 
 
 @functools.partial(jax.jit, static_argnames="width")
-def _c128_slots(
-    query_start_loc: jax.Array,
-    seq_lens: jax.Array,
-    block_table: jax.Array,
-    slot_mapping: jax.Array,
-    page_size: Any,
-    num_slots: Any,
-    compress_ratio: Any,
-    *,
-    width: int,
-) -> IndexLists:
-    num_tokens = slot_mapping.shape[0]
+def _c128_slots(batch: PagedBatch, compress_ratio: Any, *, width: int) -> IndexLists:
     entry = all_entries(
-        query_start_loc, seq_lens, compress_ratio, num_tokens=num_tokens, width=width
-    )
-    token = tokens_of(query_start_loc, seq_lens, num_tokens)
-    slots = slots_of(block_table, token.request[:, None], entry, page_size, num_slots)
+        batch.query_start_loc, batch.seq_lens, compress_ratio,
+        num_tokens=batch.num_tokens, width=width,
+    )  # fmt: skip
+    token = tokens_of(batch.query_start_loc, batch.seq_lens, batch.num_tokens)
+    slots = batch.slots_of(token.request[:, None], entry)
     seen = jnp.clip((token.position + 1) // compress_ratio, 0, width)
-    return IndexLists(slots, jnp.where(token.real & (slot_mapping >= 0), seen, 0))
+    return IndexLists(slots, jnp.where(token.real & (batch.slot_mapping >= 0), seen, 0))

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.arrays import to_jax
+from jax_impl.prefill.indices import checks
 from jax_impl.prefill.indices.checks import INT32_MAX
 
 _NOWHERE = np.iinfo(np.int32).min
 """A page's first slot where there is no page: no token of it comes up to 0."""
+
+
+class PagedBatch(NamedTuple):
+    """A batch of n requests and T tokens, and the pages that hold what its tokens see."""
+
+    query_start_loc: Any  # [n + 1] int32
+    seq_lens: Any  # [n] int32
+    block_table: Any  # [n, columns] int32
+    slot_mapping: Any  # [T] int32, negative for padding
+    page_size: Any
+    num_slots: Any
+
+    @classmethod
+    def checked(cls, *arrays: Any, page_size: Any, num_slots: Any) -> PagedBatch:
+        """Of arrays that agree on n and T."""
+        batch = cls(*arrays, *checks.cache_of(page_size, num_slots))
+        num_requests = checks.batch_of(batch.query_start_loc, batch.seq_lens)
+        rows, columns = checks.int32_shape(batch.block_table, "block_table", "[n, columns]")
+        checks.check_columns(columns, "block_table")
+        if rows != num_requests:
+            raise ValueError(
+                f"block_table must have a row for each of the {num_requests} requests; got {rows}"
+            )
+        checks.int32_shape(batch.slot_mapping, "slot_mapping", "[T]")
+        return batch
+
+    @property
+    def num_requests(self) -> int:
+        return self.seq_lens.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.slot_mapping.shape[0]
+
+    def known_tokens(self, validate: bool, *others: Any) -> checks.HostTokens | None:
+        """The tokens, if values may and can be looked at, those of the others among them."""
+        if not checks.known(validate, *self[:4], *others):
+            return None
+        checks.check_batch(self.query_start_loc, self.seq_lens, self.num_tokens)
+        return checks.host_tokens(self.query_start_loc, self.seq_lens)
+
+    def check_pages(self, request: int, wanted: np.ndarray) -> None:
+        """The pages of the wanted positions (or entries) of a request are in table and cache."""
+        checks.check_table(
+            self.block_table, "block_table", self.page_size, self.num_slots, request, wanted
+        )
+
+    def as_jax(self) -> PagedBatch:
+        return PagedBatch(*map(to_jax, self[:4], self._fields[:4]), *self[4:])
+
+    def slots_of(self, request: jax.Array, token: jax.Array) -> jax.Array:
+        return slots_of(self.block_table, request, token, self.page_size, self.num_slots)
 
 
 def slots_of(

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_impl.prefill.indices import checks
-from jax_impl.prefill.indices.slots import as_jax, slots_of
-from jax_impl.prefill.indices.tokens import IndexLists, nothing_listed, tokens_of
+from jax_impl.prefill.indices.slots import PagedBatch, as_jax
+from jax_impl.prefill.indices.tokens import IndexLists, Tokens, nothing_listed, tokens_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int32
@@ -61,71 +61,57 @@ def paged_swa_indices(
         the width, a negative replay_start or one behind a token (its length would be negative), an
         image's positions that are not this step's, a page outside of block_table or cache.
     """
-    page_size, num_slots = checks.cache_of(page_size, num_slots)
-    num_requests, num_tokens = checks.paged_batch_of(
-        query_start_loc, seq_lens, block_table, slot_mapping
-    )
+    batch = PagedBatch.checked(
+        query_start_loc, seq_lens, block_table, slot_mapping,
+        page_size=page_size, num_slots=num_slots,
+    )  # fmt: skip
     width = checks.count(width, "width", least=1)
     window = checks.count(window, "window", least=1)
     if replay_start is None:
-        replay_start = np.zeros(num_requests, np.int32)
-    checks.one_each(replay_start, "replay_start", num_requests)
-    nothing = np.zeros(num_tokens, np.int32)
+        replay_start = np.zeros(batch.num_requests, np.int32)
+    checks.one_each(replay_start, "replay_start", batch.num_requests)
+    nothing = np.zeros(batch.num_tokens, np.int32)
     image_left = nothing if image_left is None else image_left
     image_right = nothing if image_right is None else image_right
-    checks.one_each(image_left, "image_left", num_tokens, of="T")
-    checks.one_each(image_right, "image_right", num_tokens, of="T")
+    checks.one_each(image_left, "image_left", batch.num_tokens, of="T")
+    checks.one_each(image_right, "image_right", batch.num_tokens, of="T")
 
     images = (image_left, image_right)
-    batch = (query_start_loc, seq_lens, block_table, slot_mapping)
-    if checks.known(validate, *batch, replay_start, *images):
-        checks.check_batch(query_start_loc, seq_lens, num_tokens)
+    tokens = batch.known_tokens(validate, replay_start, *images)
+    if tokens is not None:
         checks.check_replay(replay_start)
-        tokens = checks.host_tokens(query_start_loc, seq_lens)
         real = len(tokens.request)
         left, right = (np.asarray(image, np.int64)[:real] for image in images)
         queries = np.diff(np.asarray(query_start_loc, np.int64))
         checks.check_images(tokens, seq_lens, left, right, queries)
         first = np.maximum(tokens.position - np.maximum(window - 1, left), 0)
         first = np.maximum(first, np.asarray(replay_start, np.int64)[tokens.request])
-        _check_windows(
-            tokens, first, tokens.position + right + 1, slot_mapping, block_table,
-            width=width, page_size=page_size, num_slots=num_slots,
-            causes="width, window and replay_start",
-        )  # fmt: skip
-    if not num_requests:
-        return nothing_listed(num_tokens, width)
+        end = tokens.position + right + 1
+        _check_windows(batch, tokens, first, end, width, "width, window and replay_start")
+    if not batch.num_requests:
+        return nothing_listed(batch.num_tokens, width)
     return _paged_swa(
-        *as_jax(query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table,
-                 slot_mapping=slot_mapping, replay_start=replay_start, image_left=image_left,
-                 image_right=image_right),
-        page_size, num_slots, window, width=width,
+        batch.as_jax(),
+        *as_jax(replay_start=replay_start, image_left=image_left, image_right=image_right),
+        window, width=width,
     )  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames="width")
 def _paged_swa(
-    query_start_loc: jax.Array,
-    seq_lens: jax.Array,
-    block_table: jax.Array,
-    slot_mapping: jax.Array,
+    batch: PagedBatch,
     replay_start: jax.Array,
     image_left: jax.Array,
     image_right: jax.Array,
-    page_size: Any,
-    num_slots: Any,
     window: Any,
     *,
     width: int,
 ) -> IndexLists:
-    token = tokens_of(query_start_loc, seq_lens, slot_mapping.shape[0])
+    token = tokens_of(batch.query_start_loc, batch.seq_lens, batch.num_tokens)
     first = jnp.maximum(token.position - jnp.maximum(window - 1, image_left), 0)
     first = jnp.maximum(first, replay_start[token.request])
-    end = jnp.minimum(token.position + image_right + 1, seq_lens[token.request])
-    real = token.real & (slot_mapping >= 0)
-    return _window_slots(
-        block_table, token.request, first, end, real, page_size, num_slots, width=width
-    )
+    end = jnp.minimum(token.position + image_right + 1, batch.seq_lens[token.request])
+    return _window_slots(batch, token, first, end, width)
 
 
 def dspark_indices(
@@ -156,87 +142,54 @@ def dspark_indices(
       ValueError: an argument of the wrong type or range; outside jit also a list longer than the
         width, a page outside of block_table or cache.
     """
-    page_size, num_slots = checks.cache_of(page_size, num_slots)
-    num_requests, num_tokens = checks.paged_batch_of(
-        query_start_loc, seq_lens, block_table, slot_mapping
-    )
+    batch = PagedBatch.checked(
+        query_start_loc, seq_lens, block_table, slot_mapping,
+        page_size=page_size, num_slots=num_slots,
+    )  # fmt: skip
     window = checks.count(window, "window", least=1)
     drafted = checks.count(num_speculative_tokens, "num_speculative_tokens")
     width = checks.list_width(DRAFT_WIDTH_MULTIPLE, window=window, num_speculative_tokens=drafted)
-    if checks.known(validate, query_start_loc, seq_lens, block_table, slot_mapping):
-        checks.check_batch(query_start_loc, seq_lens, num_tokens)
-        tokens = checks.host_tokens(query_start_loc, seq_lens)
+    tokens = batch.known_tokens(validate)
+    if tokens is not None:
         ends = np.asarray(seq_lens, np.int64)
         prefixes = ends - np.diff(np.asarray(query_start_loc, np.int64))
         first = np.maximum(prefixes - window, 0)[tokens.request]
-        _check_windows(
-            tokens, first, ends[tokens.request], slot_mapping, block_table,
-            width=width, page_size=page_size, num_slots=num_slots,
-            causes="window and num_speculative_tokens",
-        )  # fmt: skip
-    if not num_requests:
-        return nothing_listed(num_tokens, width)
-    return _draft_block(
-        *as_jax(query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table,
-                 slot_mapping=slot_mapping),
-        page_size, num_slots, window, width=width,
-    )  # fmt: skip
+        causes = "window and num_speculative_tokens"
+        _check_windows(batch, tokens, first, ends[tokens.request], width, causes)
+    if not batch.num_requests:
+        return nothing_listed(batch.num_tokens, width)
+    return _draft_block(batch.as_jax(), window, width=width)
 
 
 @functools.partial(jax.jit, static_argnames="width")
-def _draft_block(
-    query_start_loc: jax.Array,
-    seq_lens: jax.Array,
-    block_table: jax.Array,
-    slot_mapping: jax.Array,
-    page_size: Any,
-    num_slots: Any,
-    window: Any,
-    *,
-    width: int,
-) -> IndexLists:
-    token = tokens_of(query_start_loc, seq_lens, slot_mapping.shape[0])
-    first = jnp.maximum(seq_lens - jnp.diff(query_start_loc) - window, 0)
-    real = token.real & (slot_mapping >= 0)
-    return _window_slots(
-        block_table, token.request, first[token.request], seq_lens[token.request], real,
-        page_size, num_slots, width=width,
-    )  # fmt: skip
+def _draft_block(batch: PagedBatch, window: Any, *, width: int) -> IndexLists:
+    token = tokens_of(batch.query_start_loc, batch.seq_lens, batch.num_tokens)
+    first = jnp.maximum(batch.seq_lens - jnp.diff(batch.query_start_loc) - window, 0)
+    return _window_slots(batch, token, first[token.request], batch.seq_lens[token.request], width)
 
 
 def _window_slots(
-    block_table: jax.Array,
-    request: jax.Array,
-    first: jax.Array,
-    end: jax.Array,
-    real: jax.Array,
-    page_size: Any,
-    num_slots: Any,
-    *,
-    width: int,
+    batch: PagedBatch, token: Tokens, first: jax.Array, end: jax.Array, width: int
 ) -> IndexLists:
+    real = token.real & (batch.slot_mapping >= 0)
     position = first[:, None] + jnp.arange(width, dtype=jnp.int32)
     position = jnp.where(real[:, None] & (position < end[:, None]), position, -1)
-    slots = slots_of(block_table, request[:, None], position, page_size, num_slots)
+    slots = batch.slots_of(token.request[:, None], position)
     return IndexLists(slots, jnp.where(real, jnp.clip(end - first, 0, width), 0))
 
 
 def _check_windows(
+    batch: PagedBatch,
     tokens: checks.HostTokens,
     first: np.ndarray,
     end: np.ndarray,
-    slot_mapping: Any,
-    block_table: Any,
-    *,
     width: int,
-    page_size: int,
-    num_slots: int,
     causes: str,
 ) -> None:
     """The windows [first, end) of the tokens that are not padding fit the width and the table."""
-    used = np.asarray(slot_mapping)[: len(tokens.request)] >= 0
+    used = np.asarray(batch.slot_mapping)[: len(tokens.request)] >= 0
     checks.check_lengths(np.where(used, end - first, 0), width, causes)
     for request in np.unique(tokens.request[used]):
         mine = used & (tokens.request == request)
         wanted = np.arange(first[mine].min(), end[mine].max())
-        checks.check_table(block_table, "block_table", page_size, num_slots, int(request), wanted)
+        batch.check_pages(int(request), wanted)
