@@ -12,7 +12,6 @@ Nothing here touches CUDA before a function is called.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +19,25 @@ import torch
 from jaxtyping import BFloat16, Float32, Int32
 from torch import Tensor
 
-from torch_ref.cuda.flash_mla_builds import Build, look_for_build
+from torch_ref.cuda.flash_mla_builds import (
+    Build,
+    Kernel,
+    heads_reason,
+    pad_heads,
+    refusal,
+    scale_reason,
+)
 from torch_ref.prefill import SparsePrefillResult
 from torch_ref.prefill.inputs import VALUE_WIDTH, PrefillInputs, check_inputs
 from torch_ref.v4 import V4PrefillResult
 from torch_ref.v4.pipeline import v4_prefill as pipeline
 
-_FUNCTION = "flash_mla_sparse_fwd"
-_PARAMETERS = ("attn_sink", "topk_length")
+_KERNEL = Kernel(
+    "FlashMLA's sparse prefill",
+    "flash_mla_sparse_fwd",
+    parameters=("attn_sink", "topk_length"),
+    blackwell=True,
+)
 _WIDTH_MULTIPLE = 128
 _TMA_BYTES = 16
 _EMPTY_QUERY = (
@@ -41,7 +51,7 @@ def find_build() -> Build | None:
 
     Imports the build, which loads its CUDA libraries.
     """
-    return look_for_build(_FUNCTION, _PARAMETERS)[0]
+    return _KERNEL.find_build()
 
 
 def unsupported_reason(
@@ -58,7 +68,8 @@ def unsupported_reason(
 
     allow_empty lets s_q = 0 through, to show the abort.
     """
-    return _unservable(s_q, s_kv, heads, d_qk, topk, sm_scale, allow_empty) or _no_kernel(d_qk)
+    reason = _unservable(s_q, s_kv, heads, d_qk, topk, sm_scale, allow_empty)
+    return reason or refusal(_usable_build, d_qk)
 
 
 def sparse_prefill(
@@ -91,10 +102,7 @@ def sparse_prefill(
     )
     if reason is not None:
         raise ValueError(reason)
-    reason = _no_kernel(D)
-    build = find_build()
-    if reason is not None or build is None:
-        raise NotImplementedError(reason or "no FlashMLA build is importable")
+    build = _usable_build(D)
     return call_padded(build, inputs, legacy=_wants_legacy(build, D))
 
 
@@ -137,17 +145,11 @@ def call_padded(
 
 def pad_for_kernel(inputs: PrefillInputs) -> tuple[PrefillInputs, tuple[str, ...]]:
     """The same call in a shape and layout that the kernel takes, and what was changed for that."""
-    notes = []
-    (T, H, D), K = inputs.q.shape, inputs.indices.shape[1]
-    q, indices, sink = inputs.q, inputs.indices, inputs.attn_sink
+    notes: list[str] = []
+    q, sink = pad_heads(inputs.q, inputs.attn_sink, notes)
 
-    padded_heads = 64 if H <= 64 else 128
-    if padded_heads != H:
-        q = torch.cat([q, q.new_zeros(T, padded_heads - H, D)], dim=1)
-        if sink is not None:
-            sink = torch.cat([sink, sink.new_full((padded_heads - H,), -math.inf)])
-        notes.append(f"heads padded from {H} to {padded_heads} (zero queries, sink -inf)")
-
+    indices = inputs.indices
+    T, K = indices.shape
     padded_width = max(1, -(-K // _WIDTH_MULTIPLE)) * _WIDTH_MULTIPLE
     if padded_width != K:
         indices = torch.cat([indices, indices.new_full((T, padded_width - K), -1)], dim=1)
@@ -157,8 +159,6 @@ def pad_for_kernel(inputs: PrefillInputs) -> tuple[PrefillInputs, tuple[str, ...
     if indices.stride(-1) != 1:
         indices = indices.contiguous()
         notes.append("indices copied: their last axis was strided")
-    if sink is not None:
-        sink = sink.contiguous()
     length = None if inputs.topk_length is None else inputs.topk_length.contiguous()
     changed = replace(inputs, q=q, kv=kv, indices=indices, attn_sink=sink, topk_length=length)
     return changed, tuple(notes)
@@ -196,39 +196,25 @@ def _unservable(
         return _EMPTY_QUERY
     if s_kv == 0:
         return "s_kv = 0: the kernel would be given a pointer to nothing; accepted are 1 and more"
-    if heads is not None and not 1 <= heads <= 128:
-        return f"heads = {heads}: the kernel takes 64 or 128; accepted (padded) are 1 to 128"
+    if reason := heads_reason(heads):
+        return reason
     if d_qk is not None and d_qk not in (512, 576):
         return f"d_qk = {d_qk}: accepted are 512 and 576"
     if topk is not None and topk < 0:
         return f"topk = {topk}: accepted are 0 and more"
-    if sm_scale is not None and not sm_scale > 0:
-        return (
-            f"sm_scale = {sm_scale}: the kernel multiplies its -inf mask by it, so that 0 gives "
-            "NaN and a negative one breaks the maximum; accepted is a positive number"
-        )
-    return None
+    return scale_reason(sm_scale)
 
 
-def _no_kernel(d_qk: int | None) -> str | None:
-    """Why no FlashMLA kernel can be launched here; None if one can."""
-    if not torch.cuda.is_available():
-        return "FlashMLA needs a CUDA GPU and torch sees none"
-    major, minor = torch.cuda.get_device_capability()
-    if major not in (9, 10):
-        return (
-            f"FlashMLA's sparse prefill is built for compute capability 9 (Hopper) and 10 "
-            f"(Blackwell data centre); this GPU has {major}.{minor}"
-        )
-    build, tried = look_for_build(_FUNCTION, _PARAMETERS)
-    if build is None:
-        return "no FlashMLA build is importable: " + "; ".join(tried)
+def _usable_build(d_qk: int | None) -> Build:
+    """The build for this width; NotImplementedError says why there is none here."""
+    build = _KERNEL.usable_build()
     if build.legacy_missing and _wants_legacy(build, d_qk):
-        return (
+        major, minor = torch.cuda.get_device_capability()
+        raise NotImplementedError(
             f"{build.name} {build.version} was built without its legacy kernels, which this needs "
             f"(compute capability {major}.{minor}, d_qk {d_qk or 512})"
         )
-    return None
+    return build
 
 
 def _wants_legacy(build: Build, d_qk: int | None) -> bool:

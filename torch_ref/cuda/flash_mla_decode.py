@@ -26,19 +26,24 @@ from torch_ref.cuda.decode_batch import (
     why_not_whole,
     without_a_launch,
 )
-from torch_ref.cuda.flash_mla_builds import Build, look_for_build, plans_while_launching
+from torch_ref.cuda.flash_mla_builds import Build, Kernel, refusal, scale_reason
 from torch_ref.decode import DecodeResult
 from torch_ref.decode.inputs import VALUE_WIDTH, DecodeInputs
 
 PAGE_SIZE = 64
 
-_FUNCTION = "flash_mla_with_kvcache"
-_PARAMETERS = ("cache_seqlens", "tile_scheduler_metadata", "is_fp8_kvcache", "indices")
+_KERNEL = Kernel(
+    "FlashMLA's dense decode",
+    "flash_mla_with_kvcache",
+    parameters=("cache_seqlens", "tile_scheduler_metadata", "is_fp8_kvcache", "indices"),
+    blackwell=False,
+    legacy_part="of which dense decode is one",
+)
 
 
 def find_build() -> Build | None:
     """The first importable build with this function, as in flash_mla_adapter; None if none."""
-    return look_for_build(_FUNCTION, _PARAMETERS)[0]
+    return _KERNEL.find_build()
 
 
 def unsupported_reason(
@@ -52,7 +57,8 @@ def unsupported_reason(
 
     Any number of heads from 1 to 128, world, rank and interleave will do.
     """
-    return _unservable(page_size, q_dtype, kv_dtype, sm_scale) or _no_kernel()
+    reason = _unservable(page_size, q_dtype, kv_dtype, sm_scale)
+    return reason or refusal(_KERNEL.usable_decode_build)
 
 
 def dcp_decode(
@@ -75,10 +81,7 @@ def prepare_decode(inputs: DecodeInputs, *, flatten: bool = False) -> PreparedDe
     reason = _unservable(inputs.page_size, inputs.q.dtype, inputs.kv_cache.dtype, inputs.sm_scale)
     if reason is not None:
         raise ValueError(reason)
-    reason = _no_kernel()
-    build = find_build()
-    if reason is not None or build is None:
-        raise NotImplementedError(reason or "no FlashMLA build is importable")
+    build = _KERNEL.usable_decode_build()
     if not inputs.query_start_loc[-1]:
         return without_a_launch(inputs)
     return prepare_launch(build, inputs, _batch(inputs, flatten))
@@ -160,35 +163,4 @@ def _unservable(
     for name, dtype in (("q", q_dtype), ("kv_cache", kv_dtype)):
         if dtype is not None and dtype != torch.bfloat16:
             return f"{name} of {dtype}: this adapter runs FlashMLA's dense decode in bf16 only"
-    if sm_scale is not None and not sm_scale > 0:
-        return (
-            f"sm_scale = {sm_scale}: the kernel multiplies its -inf mask by it, so that 0 gives "
-            "NaN and a negative one breaks the maximum; accepted is a positive number"
-        )
-    return None
-
-
-def _no_kernel() -> str | None:
-    """Why no dense decode can be launched here; None if it can."""
-    if not torch.cuda.is_available():
-        return "FlashMLA needs a CUDA GPU and torch sees none"
-    major, minor = torch.cuda.get_device_capability()
-    if major != 9:
-        return (
-            "FlashMLA's dense decode is built for compute capability 9 (Hopper) only; this GPU has "
-            f"{major}.{minor}"
-        )
-    build, tried = look_for_build(_FUNCTION, _PARAMETERS)
-    if build is None:
-        return "no FlashMLA build is importable: " + "; ".join(tried)
-    if build.legacy_missing:
-        return (
-            f"{build.name} {build.version} was built without its legacy kernels, of which dense "
-            "decode is one"
-        )
-    if not plans_while_launching(build):
-        return (
-            f"{build.name} {build.version} is too old: its get_mla_metadata wants lengths, where "
-            "this adapter has the first launch fill an empty schedule"
-        )
-    return None
+    return scale_reason(sm_scale)

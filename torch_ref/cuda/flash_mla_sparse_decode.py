@@ -24,11 +24,18 @@ from torch import Tensor
 
 from torch_ref.arguments import finite_scale, require_device, require_tensor, shape_of
 from torch_ref.cuda.decode_batch import contiguous
-from torch_ref.cuda.flash_mla_builds import Build, look_for_build, plans_while_launching
+from torch_ref.cuda.flash_mla_builds import (
+    Build,
+    Kernel,
+    heads_reason,
+    pad_heads,
+    refusal,
+    scale_reason,
+)
 from torch_ref.decode import DecodeResult
 from torch_ref.indices import global_topk_slots, paged_swa_indices, visible_entries
 from torch_ref.kv_cache import PagedKV
-from torch_ref.prefill.inputs import MAX_HEADS, VALUE_WIDTH
+from torch_ref.prefill.inputs import VALUE_WIDTH
 from torch_ref.v4 import V4PrefillResult
 from torch_ref.v4.inputs import V4Inputs
 
@@ -38,14 +45,19 @@ ROWS_PER_LAUNCH = 512
 
 _FORMAT = "v4-fp8"
 _ALIGNMENT = 16
-_FUNCTION = "flash_mla_with_kvcache"
-_PARAMETERS = (
-    "indices",
-    "attn_sink",
-    "topk_length",
-    "extra_k_cache",
-    "extra_indices_in_kvcache",
-    "extra_topk_length",
+_KERNEL = Kernel(
+    "FlashMLA's sparse decode",
+    "flash_mla_with_kvcache",
+    parameters=(
+        "indices",
+        "attn_sink",
+        "topk_length",
+        "extra_k_cache",
+        "extra_indices_in_kvcache",
+        "extra_topk_length",
+    ),
+    blackwell=True,
+    legacy_part="which alone read V4's pages",
 )
 
 
@@ -64,7 +76,7 @@ class SlotList:
 
 def find_build() -> Build | None:
     """The first importable build with this function, as in flash_mla_adapter; None if none."""
-    return look_for_build(_FUNCTION, _PARAMETERS)[0]
+    return _KERNEL.find_build()
 
 
 def unsupported_reason(
@@ -77,7 +89,8 @@ def unsupported_reason(
 
     Any page size, window, top-k and compress ratio will do.
     """
-    return _unservable(kv_format, heads, sm_scale) or _no_kernel()
+    reason = _unservable(kv_format, heads, sm_scale)
+    return reason or refusal(_KERNEL.usable_decode_build)
 
 
 def v4_prefill(inputs: V4Inputs) -> tuple[V4PrefillResult, tuple[str, ...]]:
@@ -168,17 +181,15 @@ def sparse_decode(
     counts = _check_list("main", main, q)
     if extra is not None:
         counts = counts + _check_list("extra", extra, q)
-    reason = _no_kernel()
-    build = find_build()
-    if reason is not None or build is None:
-        raise NotImplementedError(reason or "no FlashMLA build is importable")
+    build = _KERNEL.usable_decode_build()
     if not T:
         out = q.new_zeros(0, H, VALUE_WIDTH)
         empty = DecodeResult(out, out.new_zeros(0, H, dtype=torch.float32))
         return empty, ("no query token: the kernel wasn't launched",)
 
     notes: list[str] = []
-    q, attn_sink = _pad_heads(q, attn_sink, notes)
+    q, attn_sink = pad_heads(q, attn_sink, notes)
+    q = contiguous("q", q, notes)
     lists = [_for_kernel("main", main, notes)]
     if extra is not None:
         lists.append(_for_kernel("extra", extra, notes))
@@ -280,20 +291,6 @@ def _check_list(name: str, given: SlotList, q: Tensor) -> Tensor:
     return (counted & (slots >= 0)).sum(1)
 
 
-def _pad_heads(
-    q: Tensor, attn_sink: Tensor | None, notes: list[str]
-) -> tuple[Tensor, Tensor | None]:
-    T, H, D = q.shape
-    padded = 64 if H <= 64 else 128
-    if padded == H:
-        return contiguous("q", q, notes), None if attn_sink is None else attn_sink.contiguous()
-    notes.append(f"heads padded from {H} to {padded} (zero queries, sink -inf)")
-    q = torch.cat([q, q.new_zeros(T, padded - H, D)], dim=1)
-    if attn_sink is not None:
-        attn_sink = torch.cat([attn_sink, attn_sink.new_full((padded - H,), -math.inf)])
-    return q, attn_sink
-
-
 def _for_kernel(name: str, given: SlotList, notes: list[str]) -> _KernelList:
     T, K = given.slots.shape
     width = max(1, -(-K // WIDTH_MULTIPLE)) * WIDTH_MULTIPLE
@@ -339,37 +336,4 @@ def _unservable(kv_format: str | None, heads: int | None, sm_scale: float | None
             f"kv_format = {kv_format!r}: FlashMLA's sparse decode reads fp8 pages only, and this "
             f"adapter those of {_FORMAT}"
         )
-    if heads is not None and not 1 <= heads <= MAX_HEADS:
-        return f"heads = {heads}: the kernel takes 64 or 128; accepted (padded) are 1 to 128"
-    if sm_scale is not None and not sm_scale > 0:
-        return (
-            f"sm_scale = {sm_scale}: the kernel multiplies its -inf mask by it, so that 0 gives "
-            "NaN and a negative one breaks the maximum; accepted is a positive number"
-        )
-    return None
-
-
-def _no_kernel() -> str | None:
-    """Why no sparse decode can be launched here; None if it can."""
-    if not torch.cuda.is_available():
-        return "FlashMLA needs a CUDA GPU and torch sees none"
-    major, minor = torch.cuda.get_device_capability()
-    if major not in (9, 10):
-        return (
-            "FlashMLA's sparse decode is built for compute capability 9 (Hopper) and 10 (Blackwell "
-            f"data centre); this GPU has {major}.{minor}"
-        )
-    build, tried = look_for_build(_FUNCTION, _PARAMETERS)
-    if build is None:
-        return "no FlashMLA build is importable: " + "; ".join(tried)
-    if build.legacy_missing:
-        return (
-            f"{build.name} {build.version} was built without its legacy kernels, which alone read "
-            "V4's pages"
-        )
-    if not plans_while_launching(build):
-        return (
-            f"{build.name} {build.version} is too old: its get_mla_metadata wants lengths, where "
-            "this adapter has the first launch fill an empty schedule"
-        )
-    return None
+    return heads_reason(heads) or scale_reason(sm_scale)
