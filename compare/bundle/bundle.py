@@ -34,15 +34,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compare.bundle.file import BundleError, BundleFile, read_bundle
-from compare.bundle.formats import FORMATS, PREFILL
+from compare.bundle.file import FORMATS, BundleError, BundleFile, read_bundle
 from compare.protocol.case import Case
 from compare.protocol.inputs import Inputs
 from compare.protocol.report import Report, Row
 from compare.protocol.tensor_file import tensor_bytes, write_bytes
-from compare.run.api import as_inputs
-from compare.suites.table import SUITES, parse_case, suite_of
+from compare.suites.table import DEFAULT_SUITE, SUITES, parse_case, suite_of
 from compare.user.candidate import EMPTY_LSES, LSE_BASES
+from compare.user.own_tensors import as_inputs
 
 __all__ = ["BundleError", "compare_files", "save_bundle"]
 
@@ -59,18 +58,18 @@ def compare_files(
     from compare.report.environment import environment
 
     started = time.perf_counter()
-    file = read_bundle(Path(mine), PREFILL)
+    file = read_bundle(Path(mine), DEFAULT_SUITE)
     inputs = file.inputs()
     candidate = file.result()
     reference = None if theirs is None else _reference(Path(theirs), file, inputs)
-    suite = SUITES[file.form.suite]
+    suite = SUITES[file.suite]
     try:
         evidence = suite.evidence(inputs, partial(torch_device, None))
         verdict = suite.judge(inputs, candidate, reference, profile=profile, evidence=evidence)
     except ValueError as error:  # values that no implementation may be given
         raise BundleError(f"{mine}: {error}") from error
     row = Row(
-        case=str(inputs.case) if inputs.case else f"{file.form.suite} of {mine}",
+        case=str(inputs.case) if inputs.case else f"{file.suite} of {mine}",
         candidate=str(mine),
         reference=None if theirs is None else str(theirs),
         verdict=verdict,
@@ -105,37 +104,36 @@ def save_bundle(
 
     ValueError for arguments that a bundle can't hold, TypeError for what isn't a result.
     """
-    form = FORMATS.get(suite or _suite_of(inputs))
-    if form is None:
-        raise ValueError(
-            f"suite: {suite or _suite_of(inputs)}; bundles hold {' or '.join(FORMATS)}"
-        )
-    call = as_inputs(form.suite, inputs)
-    result = form.as_result(result, "result")
+    suite = suite or _suite_of(inputs)
+    if suite not in FORMATS:
+        raise ValueError(f"suite: {suite}; bundles hold {' or '.join(FORMATS)}")
+    signature, form = SUITES[suite].signature, FORMATS[suite]
+    call = as_inputs(suite, inputs)
+    result = signature.result(result, "result", call)
     for word, said, accepted in (("lse", lse, LSE_BASES), ("empty_lse", empty_lse, EMPTY_LSES)):
         if said not in (None, *accepted):
             raise ValueError(f"{word}: {said!r}; accepted are {' and '.join(accepted)}")
-    metadata = {"suite": form.suite, "input_sha256": call.sha256()}
+    metadata = {"suite": suite, "input_sha256": call.sha256()}
     metadata |= {} if lse == "natural" else {"lse": lse}
     metadata |= {} if empty_lse is None else {"empty_lse": empty_lse}
     metadata |= _texts(form.result_words, result)
-    tensors = {name: getattr(result, name) for name in form.results}
+    tensors = {name: getattr(result, name) for name in signature.results}
     if call.case is not None:
         metadata["case"] = str(call.case)
     elif reason := form.unkept(call):
         raise ValueError(reason)
     else:
         metadata |= _texts(form.words, call)
-        tensors |= {name: getattr(call, name) for name in form.tensors}
+        tensors |= {name: getattr(call, name) for name in signature.tensors}
     held = {name: array for name, array in tensors.items() if array is not None}
     write_bytes(Path(path), tensor_bytes(held, metadata))
 
 
 def _reference(path: Path, mine: BundleFile, inputs: Inputs) -> Any:
     """The result in THEIRS; whatever it says about its inputs must be MINE's."""
-    file = read_bundle(path, mine.form)
-    if file.form is not mine.form:
-        raise BundleError(f"{path} is of {file.form.suite}; {mine.path} is of {mine.form.suite}")
+    file = read_bundle(path, mine.suite)
+    if file.suite != mine.suite:
+        raise BundleError(f"{path} is of {file.suite}; {mine.path} is of {mine.suite}")
     found = file.inputs().sha256() if file.says_inputs else file.input_sha256
     if found not in (None, inputs.sha256()):
         raise BundleError(
@@ -150,7 +148,7 @@ def _suite_of(inputs: Inputs | Mapping[str, Any] | Case | str) -> str:
         inputs = parse_case(inputs)
     if isinstance(inputs, Case):
         return inputs.suite
-    return PREFILL.suite if isinstance(inputs, Mapping) else suite_of(inputs).name
+    return DEFAULT_SUITE if isinstance(inputs, Mapping) else suite_of(inputs).name
 
 
 def _texts(words: Mapping[str, Any], of: Any) -> dict[str, str]:

@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from compare.bundle.formats import FORMATS, BundleFormat, Word
 from compare.protocol.case import Case, CaseError, word
 from compare.protocol.inputs import Inputs
+from compare.protocol.signature import FileFormat, Signature, Word, shown
 from compare.protocol.tensor_file import read_tensors
-from compare.run.api import as_inputs
-from compare.suites.table import make_inputs, parse_case
+from compare.suites.table import SUITES, make_inputs, parse_case
 from compare.user.candidate import EMPTY_LSES, LSE_BASES
 from compare.user.lse_convention import as_declared
+from compare.user.own_tensors import as_inputs
 
 _LSE_WORDS = {"lse": Word(key=word(*LSE_BASES)), "empty_lse": Word(key=word(*EMPTY_LSES))}
+FORMATS = {suite.name: form for suite in SUITES.values() if (form := suite.signature.file)}
+"""How a bundle of each suite that has bundles is kept."""
+
 # format is the framework's own note of who wrote a file.
 _OTHER_WORDS = ("suite", "case", "input_sha256", "format")
 
@@ -33,15 +36,23 @@ class BundleFile:
     """One bundle. Every method raises BundleError for what can't be taken."""
 
     path: Path
-    form: BundleFormat
+    suite: str
     tensors: Mapping[str, np.ndarray]
     metadata: Mapping[str, str]
     case: Case | None
 
     @property
+    def signature(self) -> Signature[Any, Any]:
+        return SUITES[self.suite].signature
+
+    @property
+    def form(self) -> FileFormat:
+        return FORMATS[self.suite]
+
+    @property
     def says_inputs(self) -> bool:
         """Whether the call can be had from this file alone."""
-        return self.case is not None or any(name in self.tensors for name in self.form.tensors)
+        return self.case is not None or any(name in self.tensors for name in self.signature.tensors)
 
     @property
     def input_sha256(self) -> str | None:
@@ -64,22 +75,24 @@ class BundleFile:
         missing = [name for name in ("out", "lse") if name not in self.tensors]
         if missing:
             raise BundleError(f"{self.path} lacks the result {missing[0]}; out and lse are needed")
-        found = {name: self.tensors.get(name) for name in self.form.results}
+        found = {name: self.tensors.get(name) for name in self.signature.results}
         rows = found["out_rows"]
         if rows is not None and (rows.dtype != np.int32 or rows.ndim != 1):
-            raise BundleError(f"{self.path}: out_rows is {_shown(rows)}; accepted is int32 [R]")
+            raise BundleError(f"{self.path}: out_rows is {shown(rows)}; accepted is int32 [R]")
         said = self._words(_LSE_WORDS)
         found["lse"], notes = as_declared(
             self.tensors["lse"],
-            self.form.suite,
+            self.signature.empty_lse or "",
             base=said.get("lse", "natural"),
             empty_lse=said.get("empty_lse"),
         )
         words = self._words(self.form.result_words)
-        return self.form.result_type(**found, **words, notes=(*notes, *self._unread()))
+        return self.signature.result_type(**found, **words, notes=(*notes, *self._unread()))
 
     def _made(self, case: Case) -> Inputs:
-        given = [f"holds the input {name}" for name in self.form.tensors if name in self.tensors]
+        given = [
+            f"holds the input {name}" for name in self.signature.tensors if name in self.tensors
+        ]
         given += [f"gives {name}" for name in self.form.words if name in self.metadata]
         if given:
             raise BundleError(
@@ -91,21 +104,23 @@ class BundleFile:
     def _given(self) -> Inputs:
         missing = [
             name
-            for name, tensor in self.form.tensors.items()
+            for name, tensor in self.signature.tensors.items()
             if tensor.needed and name not in self.tensors
         ]
         if missing:
-            *first, last = self.form.needed
+            parts = {**self.signature.tensors, **self.form.words}
+            *first, last = (name for name, part in parts.items() if part.needed)
             raise BundleError(
                 f"{self.path} lacks the input {missing[0]}: give {', '.join(first)} and {last}, or "
                 "a case line as case in the metadata"
             )
-        arguments = {n: self.tensors[n] for n in self.form.tensors if n in self.tensors}
+        arguments = {n: self.tensors[n] for n in self.signature.tensors if n in self.tensors}
         try:
-            inputs = as_inputs(self.form.suite, arguments | self._words(self.form.words))
+            inputs = as_inputs(self.suite, arguments | self._words(self.form.words))
         except ValueError as error:
             raise BundleError(f"{self.path}: {error}") from error
-        self._check_tensors(inputs)
+        if wrong := self.signature.mismatch(inputs):
+            raise BundleError(f"{self.path}: {wrong}")
         return inputs
 
     def _words(self, words: Mapping[str, Word]) -> dict[str, Any]:
@@ -124,32 +139,6 @@ class BundleFile:
                 ) from None
         return values
 
-    def _check_tensors(self, inputs: Inputs) -> None:
-        """Checks dtypes and axes, each axis against the tensor that set its size."""
-        sizes: dict[str, tuple[int, str]] = {}
-        for name, tensor in self.form.tensors.items():
-            array = getattr(inputs, name)
-            if array is None:
-                continue
-            axes = tensor.axes.split()
-            fixed = [int(axis) if axis.isdigit() else None for axis in axes]
-            if (
-                array.dtype.name not in tensor.dtypes
-                or array.ndim != len(axes)
-                or any(due not in (None, n) for due, n in zip(fixed, array.shape, strict=True))
-            ):
-                accepted = f"{' or '.join(tensor.dtypes)} [{', '.join(axes)}]"
-                raise BundleError(f"{self.path}: {name} is {_shown(array)}; accepted is {accepted}")
-            for axis, size in zip(axes, array.shape, strict=True):
-                letter, _, more = axis.partition("+")
-                size -= int(more or 0)
-                first, setter = sizes.setdefault(letter, (size, name))
-                if size != first:
-                    raise BundleError(
-                        f"{self.path}: {name} is {_shown(array)}, so {letter} is {size}, and "
-                        f"{first} in {setter}"
-                    )
-
     def _unread(self) -> tuple[str, ...]:
         """A sentence about words of the metadata that mean nothing here."""
         known = {*_OTHER_WORDS, *_LSE_WORDS, *self.form.result_words}
@@ -159,7 +148,7 @@ class BundleFile:
         return (f"not read from the metadata of {self.path}: {', '.join(unread)}",) * bool(unread)
 
 
-def read_bundle(path: Path, default: BundleFormat) -> BundleFile:
+def read_bundle(path: Path, default: str) -> BundleFile:
     """The bundle in a file; `default`: of which suite it is where it names neither suite nor case.
 
     BundleError for what is no bundle.
@@ -169,19 +158,22 @@ def read_bundle(path: Path, default: BundleFormat) -> BundleFile:
     except ValueError as error:
         raise BundleError(f"{path} can't be taken as a bundle: {error}") from error
     case = _case(path, metadata)
-    form = _form(path, metadata, case, default)
-    unknown = sorted(tensors.keys() - {*form.tensors, *form.results})
+    suite = _suite(path, metadata, case, default)
+    accepted = _tensors_of(suite)
+    unknown = sorted(tensors.keys() - {*accepted})
     if unknown:
-        hint = [
-            f"; {other.suite} has it: give suite={other.suite} in the metadata"
-            for other in FORMATS.values()
-            if other is not form and unknown[0] in (*other.tensors, *other.results)
-        ]
+        having = [n for n in FORMATS if n != suite and unknown[0] in _tensors_of(n)]
+        hint = f"; {having[0]} has it: give suite={having[0]} in the metadata" if having else ""
         raise BundleError(
-            f"{path} holds the tensor {unknown[0]}; accepted are "
-            f"{', '.join([*form.tensors, *form.results])}{''.join(hint[:1])}"
+            f"{path} holds the tensor {unknown[0]}; accepted are {', '.join(accepted)}{hint}"
         )
-    return BundleFile(path=path, form=form, tensors=tensors, metadata=metadata, case=case)
+    return BundleFile(path=path, suite=suite, tensors=tensors, metadata=metadata, case=case)
+
+
+def _tensors_of(suite: str) -> list[str]:
+    """The tensors that a bundle of a suite may hold."""
+    signature = SUITES[suite].signature
+    return [*signature.tensors, *signature.results]
 
 
 def _case(path: Path, metadata: Mapping[str, str]) -> Case | None:
@@ -197,20 +189,14 @@ def _case(path: Path, metadata: Mapping[str, str]) -> Case | None:
     return case
 
 
-def _form(
-    path: Path, metadata: Mapping[str, str], case: Case | None, default: BundleFormat
-) -> BundleFormat:
-    suite = metadata.get("suite", default.suite if case is None else case.suite)
+def _suite(path: Path, metadata: Mapping[str, str], case: Case | None, default: str) -> str:
+    suite = metadata.get("suite", default if case is None else case.suite)
     if suite not in FORMATS:
         raise BundleError(f"{path} has suite={suite} in its metadata; accepted is {_suites()}")
     if case is not None and case.suite != suite:
         raise BundleError(f"{path} has suite={suite} in its metadata and a case of {case.suite}")
-    return FORMATS[suite]
+    return suite
 
 
 def _suites() -> str:
     return " or ".join(FORMATS)
-
-
-def _shown(array: np.ndarray) -> str:
-    return f"{array.dtype.name} {list(array.shape)}"

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, Self
 
 import ml_dtypes
 import numpy as np
 
+from compare.judging.attention_call import PARTS
 from compare.protocol import arrays as convert
-from compare.protocol.inputs import Result
-from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 
 Merge = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], tuple[np.ndarray, np.ndarray]]
 """(outs, lses) of the ranks -> out and lse of all keys."""
+
+
+class RankInputs(Protocol):
+    """One rank's call with q [T, H, D]; or, with shards, that over all keys and each rank's own."""
+
+    @property
+    def q(self) -> np.ndarray: ...
+    @property
+    def dcp_rank(self) -> int: ...
+    @property
+    def dcp_world(self) -> int: ...
+    @property
+    def shards(self) -> tuple[Self, ...] | None: ...
+
+
+class RankResult(Protocol):
+    """A dataclass with out [T, H, 512] and lse [T, H] of one rank's keys, or of all; parts: how
+    parts were rounded before they were merged, of PARTS."""
+
+    @property
+    def out(self) -> np.ndarray: ...
+    @property
+    def lse(self) -> np.ndarray: ...
+    @property
+    def parts(self) -> str: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
 
 
 def merge_by_torch(
@@ -43,51 +70,46 @@ def merge_by_jax(
         return np.asarray(merged.out), np.asarray(merged.lse)
 
 
-def run_shards(
-    implementation: Any, inputs: DcpDecodeInputs, *, merge: Merge | None = None
-) -> DcpDecodeResult:
-    """Calls `implementation` (its `run`, or a function like it) once for each of inputs.shards and
-    merges the results; out is rounded to bfloat16 once, at the end.
-
-    merge: by default the implementation's own (`merge`), else torch_ref's.
+def run_shards[I: RankInputs, R: RankResult](
+    call: Callable[[I], R], inputs: I, *, merge: Merge = merge_by_torch
+) -> R:
+    """Calls `call` once for each of inputs.shards and merges the results; out is rounded to
+    bfloat16 once, at the end.
 
     ValueError without shards, and where a rank's out and lse haven't the shape of its q.
     """
     if not inputs.shards:
         raise ValueError("inputs: shards is empty; accepted is one call for each rank")
-    call: Callable[[DcpDecodeInputs], Result] = getattr(implementation, "run", implementation)
-    if merge is None:
-        merge = getattr(implementation, "merge", merge_by_torch)
     parts = [_part(call, shard) for shard in inputs.shards]
-    assert merge is not None
     out, lse = merge([part.out for part in parts], [part.lse for part in parts])
     kept = sorted({part.out.dtype.name for part in parts})
     notes = [note for part in parts for note in part.notes]
     notes.append(f"{len(parts)} ranks merged, each rank's out in {' and '.join(kept)}")
-    return DcpDecodeResult(
+    merged: Any = parts[0]
+    return dataclasses.replace(
+        merged,
         out=out.astype(ml_dtypes.bfloat16),
         lse=lse,
-        parts=_parts_of(parts),
+        parts=PARTS[_roundings(parts)],
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _parts_of(results: Sequence[DcpDecodeResult]) -> str:
-    """What the merged result says of its parts: DcpDecodeResult.parts."""
-    rounded = "bfloat16" in {result.out.dtype.name for result in results}
-    rounded_before = any(result.parts != "float32" for result in results)
-    return ("float32", "bfloat16", "bfloat16 twice")[rounded + rounded_before]
+def _roundings(results: Sequence[RankResult]) -> int:
+    """How often parts were rounded: within a rank, before the ranks are merged."""
+    of_ranks = any(result.out.dtype == ml_dtypes.bfloat16 for result in results)
+    within = any(result.parts != PARTS[0] for result in results)
+    return of_ranks + within
 
 
-def _part(call: Callable[[DcpDecodeInputs], Result], shard: DcpDecodeInputs) -> DcpDecodeResult:
+def _part[I: RankInputs, R: RankResult](call: Callable[[I], R], shard: I) -> R:
     result = call(shard)
-    assert isinstance(result, DcpDecodeResult)
     tokens, heads, _ = shard.q.shape
     for name, wanted in (("out", (tokens, heads, 512)), ("lse", (tokens, heads))):
-        found = getattr(result, name).shape
-        if found != wanted:
+        shape = getattr(result, name).shape
+        if shape != wanted:
             raise ValueError(
-                f"rank {shard.dcp_rank} of {shard.dcp_world}: {name} has shape {list(found)}; "
+                f"rank {shard.dcp_rank} of {shard.dcp_world}: {name} has shape {list(shape)}; "
                 f"its q needs {list(wanted)}"
             )
     return result

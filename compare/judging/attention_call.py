@@ -69,3 +69,7 @@ class SparsePrefillResult(Result):
     lse: np.ndarray
     max_logits: np.ndarray | None = None
     out_rows: np.ndarray | None = None
+
+
+PARTS = ("float32", "bfloat16", "bfloat16 twice")
+"""The dtype of parts of a result before they were merged, by how often they were rounded."""

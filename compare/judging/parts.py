@@ -52,9 +52,6 @@ from compare.judging.tolerance import (
     ulp,
 )
 
-PARTS = ("float32", "bfloat16", "bfloat16 twice")
-"""The dtype of parts before they were merged, by how often they were rounded."""
-
 PART_ROUNDING = 2.0**-8
 MERGE_ULPS = 2.0
 EXACT_MERGED_LSE_ULPS = 4.0

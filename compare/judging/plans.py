@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from typing import Any
 
 from compare.protocol.inputs import Inputs, Result
+from compare.protocol.values import whole_numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,28 @@ class PlanResult(Result):
     """A prefill plan at the judge's border."""
 
     chunks: tuple[PlanChunk, ...]
+
+
+def plan_chunks(plan: Any, name: str) -> tuple[PlanChunk, ...]:
+    """The plan that `name` gave: a sequence of chunks, as objects with the six attributes or tuples
+    of them. TypeError for anything else, and for what isn't a whole number."""
+    if isinstance(plan, PlanResult):
+        return plan.chunks
+    fields = [field.name for field in dataclasses.fields(PlanChunk)]
+    chunks = []
+    for number, chunk in enumerate(plan):
+        if all(hasattr(chunk, field) for field in fields):
+            words = [getattr(chunk, field) for field in fields]
+        elif isinstance(chunk, (tuple, list)) and len(chunk) == len(fields):
+            words = list(chunk)
+        else:
+            raise TypeError(
+                f"{name} returned a {type(chunk).__name__} as chunk {number}; accepted: an object "
+                f"with {', '.join(fields)}, or a tuple of these"
+            )
+        whole = whole_numbers(words, f"chunk {number} of {name}")
+        chunks.append(PlanChunk(**dict(zip(fields, whole, strict=True))))
+    return tuple(chunks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.records import Records
+from compare.protocol.signature import Signature
 from compare.protocol.verdict import Verdict
 
 
@@ -44,9 +45,9 @@ class Offer:
 class Suite:
     """One suite; `compare.suites.table` has them all.
 
-    inputs_type, result_type: what its implementations are given and give back. make_inputs:
-    Case -> Inputs, always the same bytes on every machine. lines: its case lines, given whether all
-    of them are wanted or those of a default run. judging: the module that has
+    signature: what its implementations are given and give back. make_inputs: Case -> Inputs, always
+    the same bytes on every machine. lines: its case lines, given whether all of them are wanted or
+    those of a default run. judging: the module that has
     judge(inputs, candidate, reference, *, profile, evidence) and, where evidence is worth sharing
     among candidates, evidence_of(inputs, device).
     faults: the module of its table of known faults, which has faults_of(evidence); None: it has
@@ -59,8 +60,7 @@ class Suite:
 
     name: str
     case_type: type[Case]
-    inputs_type: type[Inputs]
-    result_type: type[Result]
+    signature: Signature[Any, Any]
     make_inputs: Callable[[Any], Inputs]
     lines: Callable[[bool], list[str]]
     judging: str
@@ -70,6 +70,11 @@ class Suite:
     records: Records | None = None
     faults: str | None = None
     calibration: str | None = None
+
+    @property
+    def inputs_type(self) -> type[Inputs]:
+        """What its implementations are given."""
+        return self.signature.inputs_type
 
     def offer(self, name: str) -> Offer | None:
         """What it offers under a name."""

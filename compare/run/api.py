@@ -1,64 +1,25 @@
-"""Python's door to the judge: `compare.check`, `compare.judge` and `compare.assert_agrees`."""
+"""The judge as Python functions: `compare.check`, `compare.judge` and `compare.assert_agrees`."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import functools
-import operator
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 from typing import Any
 
 from compare.houses.torch_backend import torch_device
-from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
-from compare.judging.plans import DecodePlanInputs, DecodePlanResult, PlanResult, PrefillPlanInputs
-from compare.protocol.arrays import to_numpy
 from compare.protocol.case import Case
-from compare.protocol.inputs import Inputs, Result
+from compare.protocol.inputs import Inputs
 from compare.protocol.report import Report, Row
+from compare.protocol.values import known_word
 from compare.protocol.verdict import Status, Verdict
-from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
-from compare.suites.table import SUITES, make_inputs, parse_case
-from compare.suites.v4_prefill.call import V4_PREFILL_ARRAYS, V4PrefillInputs, V4PrefillResult
-from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
-from compare.suites.v4_stages.case import STAGES
-from compare.user.answers import (
-    dcp_decode_result,
-    decode_plan_result,
-    plan_result,
-    sparse_prefill_result,
-    v4_prefill_result,
-    v4_stages_result,
-)
+from compare.suites.table import DEFAULT_SUITE, SUITES, parse_case
 from compare.user.implementation import UserImplementation
-from compare.user.own_tensors import check_arrays, check_decode, check_result, real_number
-
-_ARRAYS = {
-    "sparse-prefill": ("q", "kv", "indices", "attn_sink", "topk_length"),
-    "dcp-decode": (
-        "q",
-        "kv_cache",
-        "block_table",
-        "seq_lens",
-        "query_start_loc",
-        "total_lens",
-    ),
-    "v4-prefill": V4_PREFILL_ARRAYS,
-}
-_RESULTS: dict[type[Inputs], type[Result]] = {
-    SparsePrefillInputs: SparsePrefillResult,
-    PrefillPlanInputs: PlanResult,
-    DcpDecodeInputs: DcpDecodeResult,
-    DecodePlanInputs: DecodePlanResult,
-    V4PrefillInputs: V4PrefillResult,
-    V4StagesInputs: V4StagesResult,
-}
+from compare.user.own_tensors import as_inputs, as_result
 
 
 def check(
     target: str | Callable[..., Any],
-    suite: str = "sparse-prefill",
+    suite: str = DEFAULT_SUITE,
     reference: str | None = None,
     cases: Iterable[str | Case] | None = None,
     *,
@@ -86,7 +47,7 @@ def check(
     from compare.run.tasks import Options
     from compare.suites.table import default_cases
 
-    _known(suite, SUITES, "suite")
+    known_word(suite, SUITES, "suite")
     chosen = default_cases(suite) if cases is None else tuple(map(_case, cases))
     candidate = target if isinstance(target, str) else UserImplementation(target, device=device)
     named = frozenset() if cases is None else frozenset(chosen)
@@ -123,15 +84,15 @@ def judge(
     ValueError for arguments that no implementation may be given, TypeError for what isn't a result.
     """
 
-    _known(suite, SUITES, "suite")
+    known_word(suite, SUITES, "suite")
     given = as_inputs(suite, inputs)
-    answer = _result(given, result, "result")
+    answer = as_result(given, result, "result")
     if isinstance(reference, str):
         from compare.run import registry
 
         reference = registry.find(reference, device).run(given)
     elif reference is not None:
-        reference = _result(given, reference, "reference")
+        reference = as_result(given, reference, "reference")
     known = SUITES[suite]
     evidence = known.evidence(given, functools.partial(torch_device, device))
     return known.judge(given, answer, reference, profile=profile, evidence=evidence)
@@ -163,139 +124,5 @@ def assert_agrees(
         raise AssertionError("\n".join(passed_lines(row)))
 
 
-def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> Inputs:
-    """A suite's inputs from whatever describes them: see `judge`."""
-    kind = SUITES[_known(suite, SUITES, "suite")].inputs_type
-    if isinstance(inputs, tuple(known.inputs_type for known in SUITES.values())):
-        if isinstance(inputs, kind):
-            return _checked(suite, inputs)  # type: ignore[arg-type]
-        raise TypeError(f"inputs is a {type(inputs).__name__}; {suite} takes a {kind.__name__}")
-    if isinstance(inputs, (str, Case)):
-        made = make_inputs(_case(inputs))
-        if isinstance(made, kind):
-            return made
-        raise ValueError(f"inputs: {inputs} isn't a case of {suite}")
-    if not isinstance(inputs, Mapping):
-        raise TypeError(
-            f"inputs is a {type(inputs).__name__}; accepted: a mapping of {suite}'s arguments, a "
-            "case or its line"
-        )
-    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in ("case", "shards")}
-    for name in inputs:
-        _known(name, fields, f"argument of {suite}")
-    given = dict(inputs)
-    if kind is DcpDecodeInputs and given.get("max_query_len") is None:
-        given["max_query_len"] = _longest_query(given.get("query_start_loc"))
-    for name, field in fields.items():
-        if field.default is dataclasses.MISSING and given.get(name) is None:
-            raise ValueError(f"inputs: {name} is missing; {suite} needs it")
-    if kind is V4StagesInputs:
-        return _stage(**given)
-    if suite not in _ARRAYS:
-        made = kind(**{k: _plain(v, k) for k, v in given.items()})
-        if isinstance(made, PrefillPlanInputs):
-            _check_batch(made)
-        return made
-    values: dict[str, Any] = {
-        name: to_numpy(value, name) if name in _ARRAYS[suite] and value is not None else value
-        for name, value in given.items()
-    }
-    if kind is SparsePrefillInputs:
-        for name in ("kv", "indices"):
-            if values[name].ndim == 3 and values[name].shape[1] == 1:
-                values[name] = values[name][:, 0]
-    values["sm_scale"] = real_number(values["sm_scale"], "sm_scale")
-    return _checked(suite, kind(**values))
-
-
-def _checked(suite: str, inputs: Inputs) -> Inputs:
-    """The same inputs. TypeError, ValueError for what nothing can be computed with."""
-    check_arrays(inputs, _ARRAYS.get(suite, ()))
-    if isinstance(inputs, DcpDecodeInputs):
-        check_decode(inputs)
-        for shard in inputs.shards or ():
-            _checked(suite, shard)
-    return inputs
-
-
-def _stage(stage: str, arguments: Mapping[str, Any]) -> V4StagesInputs:
-    """A stage's arguments, arrays of any framework among them."""
-    _known(stage, STAGES, "stage")
-    made = {
-        name: to_numpy(value, name) if hasattr(value, "shape") else value
-        for name, value in arguments.items()
-    }
-    return V4StagesInputs(stage=stage, arguments=made)
-
-
-def _longest_query(query_start_loc: Any) -> int | None:
-    """The longest query of a batch, at least 1; None without its boundaries."""
-    if query_start_loc is None:
-        return None
-    starts = _plain(query_start_loc, "query_start_loc")
-    if not isinstance(starts, tuple):
-        raise ValueError(f"query_start_loc: {query_start_loc!r}; accepted: [B + 1] whole numbers")
-    return max((1, *(end - start for start, end in pairwise(starts))))
-
-
-def _plain(value: Any, name: str) -> Any:
-    """A whole number or lengths, whatever holds them, as int or a tuple of int; ValueError else."""
-    if value is None or isinstance(value, bool):
-        return value
-    one = not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0
-    try:
-        return operator.index(value) if one else tuple(operator.index(item) for item in value)
-    except TypeError:
-        raise ValueError(f"{name}: {value!r}; accepted: whole numbers") from None
-
-
-def _check_batch(inputs: PrefillPlanInputs) -> None:
-    """ValueError for a batch that no planner may be given."""
-    if len(inputs.seq_lens) != len(inputs.query_lens):
-        raise ValueError(
-            f"query_lens: {len(inputs.query_lens)} requests; seq_lens has {len(inputs.seq_lens)}"
-        )
-    for request, (length, query) in enumerate(zip(inputs.seq_lens, inputs.query_lens, strict=True)):
-        if not 0 <= query <= length:
-            raise ValueError(
-                f"query_lens[{request}]: {query}; accepted: 0 to the request's length, {length}"
-            )
-    for name in ("window", "max_model_len", "max_num_batched_tokens", "chunk_size"):
-        if getattr(inputs, name) < 1:
-            raise ValueError(f"{name}: {getattr(inputs, name)}; accepted: 1 and more")
-    if inputs.compress_ratio < (1 if inputs.has_compressed else 0):
-        raise ValueError(f"compress_ratio: {inputs.compress_ratio}; accepted: 0 and more")
-
-
-def _result(inputs: Inputs, result: Any, name: str) -> Result:
-    if isinstance(result, Result):
-        return check_result(result, _RESULTS[type(inputs)], name)
-    match inputs:
-        case SparsePrefillInputs():
-            return sparse_prefill_result(result, name)
-        case DcpDecodeInputs():
-            return dcp_decode_result(result, name)
-        case V4PrefillInputs():
-            return v4_prefill_result(result, name)
-        case V4StagesInputs():
-            return v4_stages_result(result, name, inputs.stage)
-        case DecodePlanInputs():
-            return decode_plan_result(result, name, inputs)
-        case _:
-            return plan_result(result, name)
-
-
 def _case(case: str | Case) -> Case:
     return parse_case(case) if isinstance(case, str) else case
-
-
-def _known(word: str, known: Iterable[str], what: str) -> str:
-    if word in known:
-        return word
-    names = list(known)
-    if not isinstance(word, str):
-        raise ValueError(f"{what}: {word!r}; accepted: {', '.join(names)}")
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.0)[0]
-    raise ValueError(
-        f"there is no {what} {word!r}; the nearest is {close!r} (accepted: {', '.join(names)})"
-    )

@@ -69,7 +69,7 @@ def find(name: str, device: str | None = None) -> Implementation:
     question: `supports`. UnknownImplementation names the nearest; a user's module is imported in
     its worker, to know whether the function exists.
     """
-    from compare.user.implementation import is_user_name
+    from compare.user.load import is_user_name
 
     if is_user_name(name) or (name in TABLE and TABLE[name].isolated):
         from compare.isolation.worker import Isolated
@@ -84,14 +84,15 @@ def find(name: str, device: str | None = None) -> Implementation:
 
 def in_process(name: str, device: str | None = None) -> Implementation:
     """The same, never in a process of its own: a fault in it is a fault of this process."""
-    from compare.user import implementation as user
+    from compare.user.implementation import UserImplementation
+    from compare.user.load import is_user_name, load
 
     if name in TABLE:
         return TABLE[name].make(device)
     if name.startswith(GOLDEN) and name.removeprefix(GOLDEN) in files.available():
         return cast(Implementation, GoldenImplementation(name.removeprefix(GOLDEN), SUITES))
-    if user.is_user_name(name):
-        return user.UserImplementation(user.load(name), name, device)
+    if is_user_name(name):
+        return UserImplementation(load(name), name, device)
     raise UnknownImplementation(_nothing_called(name))
 
 

@@ -18,6 +18,9 @@ _ALL = (SPARSE_PREFILL, PREFILL_PLAN, DCP_DECODE, DECODE_PLAN, V4_PREFILL, V4_ST
 
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 
+DEFAULT_SUITE = _ALL[0].name
+"""The suite of whatever names none."""
+
 
 def parse_case(line: str) -> Case:
     """The case that a line describes; CaseError for a suite, key or value that doesn't exist."""

@@ -1,77 +1,47 @@
-"""What tensors of one's own must be before anything is computed with them: types, and a promise
-that is kept. Shapes, dtypes and values are the oracle's to look at."""
+"""Tensors of a caller's own as a suite's inputs and results, refused in a sentence where nothing
+can be computed with them."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from compare.judging.attention_call import SparsePrefillResult
+from compare.protocol.case import Case
 from compare.protocol.inputs import Inputs, Result
-from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
-from compare.suites.v4_prefill.call import V4PrefillResult
+from compare.protocol.values import known_word
+from compare.suites.table import SUITES, make_inputs, parse_case, suite_of
 
 
-def check_arrays(inputs: Inputs, names: Sequence[str]) -> None:
-    """TypeError for what isn't a NumPy array where one belongs; None is an argument left out."""
-    for name in names:
-        value = getattr(inputs, name)
-        if value is not None and not isinstance(value, np.ndarray):
-            raise TypeError(f"inputs: {name} is a {type(value).__name__}; accepted: a NumPy array")
-
-
-def check_decode(inputs: DcpDecodeInputs) -> None:
-    """ValueError for numbers of a decode call that aren't whole, and for a max_query_len that one
-    of its requests breaks."""
-    for name in ("max_query_len", "dcp_rank", "dcp_world", "interleave"):
-        whole_number(getattr(inputs, name), name)
-    starts = inputs.query_start_loc
-    if starts.ndim != 1 or not np.issubdtype(starts.dtype, np.integer):
-        return  # the oracle says what is accepted
-    longest = max((1, *(int(end) - int(start) for start, end in pairwise(starts))))
-    if inputs.max_query_len < longest:
-        raise ValueError(
-            f"max_query_len: {inputs.max_query_len}; accepted: {longest} and more, the longest "
-            "query"
+def as_inputs(suite: str, inputs: Inputs | Mapping[str, Any] | Case | str) -> Inputs:
+    """A suite's inputs from whatever describes them: see `compare.judge`."""
+    signature = SUITES[known_word(suite, SUITES, "suite")].signature
+    kind = signature.inputs_type
+    if isinstance(inputs, tuple(known.inputs_type for known in SUITES.values())):
+        if isinstance(inputs, kind):
+            signature.check(inputs)
+            return inputs
+        raise TypeError(f"inputs is a {type(inputs).__name__}; {suite} takes a {kind.__name__}")
+    if isinstance(inputs, (str, Case)):
+        made = make_inputs(parse_case(inputs) if isinstance(inputs, str) else inputs)
+        if isinstance(made, kind):
+            return made
+        raise ValueError(f"inputs: {inputs} isn't a case of {suite}")
+    if not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"inputs is a {type(inputs).__name__}; accepted: a mapping of {suite}'s arguments, a "
+            "case or its line"
         )
+    fields = signature.fields()
+    for name in inputs:
+        known_word(name, fields, f"argument of {suite}")
+    arguments = dict(inputs)
+    signature.complete(arguments)
+    for name, needed in fields.items():
+        if needed and arguments.get(name) is None:
+            raise ValueError(f"inputs: {name} is missing; {suite} needs it")
+    return signature.inputs(arguments)
 
 
-def whole_number(value: Any, name: str) -> int:
-    """`value` as an int; ValueError where it isn't a whole number."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name}: {value!r}; accepted: a whole number") from None
-
-
-def real_number(value: Any, name: str) -> float:
-    """`value` as a float; ValueError where it isn't a number. NaN and infinity are the oracle's."""
-    try:
-        if isinstance(value, str):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: {value!r}; accepted: a finite number") from None
-
-
-def check_result(result: Result, kind: type[Result], name: str) -> Result:
-    """A result of a type of compare's own, as it is; TypeError where it is another suite's, or
-    holds what isn't a NumPy array.
-    """
-    if not isinstance(result, kind):
-        raise TypeError(f"{name} is a {type(result).__name__}; accepted: a {kind.__name__}")
-    if isinstance(result, (SparsePrefillResult, DcpDecodeResult, V4PrefillResult)):
-        for field in ("out", "lse", "max_logits", "out_rows"):
-            value = getattr(result, field, None)
-            needed = field in ("out", "lse")
-            if not isinstance(value, np.ndarray) and (needed or value is not None):
-                raise TypeError(
-                    f"{name}: {field} is a {type(value).__name__}; accepted: a NumPy array"
-                )
-    return result
+def as_result(inputs: Inputs, result: Any, name: str) -> Result:
+    """A result of `inputs` from whatever holds it; `name` is what sentences call it."""
+    return suite_of(inputs).signature.own_result(result, name, inputs)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from compare.judging.attention_call import SparsePrefillResult
+from compare.judging.attention_call import PARTS, SparsePrefillResult
 from compare.judging.contract import Contract
 from compare.judging.evidence import Evidence
-from compare.judging.parts import EXACT_MERGED_LSE_ULPS, MERGE_ULPS, PARTS
+from compare.judging.parts import EXACT_MERGED_LSE_ULPS, MERGE_ULPS
 from compare.judging.result_view import FormFault, ResultView, form_fault
 from compare.judging.sides import Side
 from compare.judging.tolerance import check_profile

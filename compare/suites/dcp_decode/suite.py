@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from compare.protocol.suite import Offer, Suite
-from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
 from compare.suites.dcp_decode.catalogue import INTERPRETED, lines
 from compare.suites.dcp_decode.make import dcp_decode_inputs
 from compare.suites.dcp_decode.recorded import DcpDecodeRecords
+from compare.suites.dcp_decode.signature import SIGNATURE
 
 _JAX = "compare.suites.dcp_decode.jax_adapter:JaxDcpDecode"
 _CUDA = "compare.suites.dcp_decode.cuda_adapter"
@@ -15,8 +15,7 @@ _CUDA = "compare.suites.dcp_decode.cuda_adapter"
 SUITE = Suite(
     name="dcp-decode",
     case_type=DcpDecodeCase,
-    inputs_type=DcpDecodeInputs,
-    result_type=DcpDecodeResult,
+    signature=SIGNATURE,
     make_inputs=dcp_decode_inputs,
     lines=lines,
     judging="compare.suites.dcp_decode.judge",

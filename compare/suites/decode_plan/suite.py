@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 from compare.protocol.suite import Offer, Suite
 from compare.suites.decode_plan.case import DecodePlanCase
 from compare.suites.decode_plan.catalogue import lines
 from compare.suites.decode_plan.make import decode_plan_inputs
+from compare.suites.decode_plan.signature import SIGNATURE
 
 _PLANNERS = "compare.suites.decode_plan.planners"
 
 SUITE = Suite(
     name="decode-plan",
     case_type=DecodePlanCase,
-    inputs_type=DecodePlanInputs,
-    result_type=DecodePlanResult,
+    signature=SIGNATURE,
     make_inputs=decode_plan_inputs,
     lines=lines,
     judging="compare.suites.decode_plan.judge",

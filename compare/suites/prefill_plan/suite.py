@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from compare.judging.plans import PlanResult, PrefillPlanInputs
 from compare.protocol.suite import Offer, Suite
 from compare.suites.prefill_plan.case import PrefillPlanCase
 from compare.suites.prefill_plan.catalogue import RECORDED, lines
 from compare.suites.prefill_plan.make import prefill_plan_inputs
 from compare.suites.prefill_plan.recorded import PrefillPlanRecords
+from compare.suites.prefill_plan.signature import SIGNATURE
 
 _PLANNERS = "compare.suites.prefill_plan.planners"
 
 SUITE = Suite(
     name="prefill-plan",
     case_type=PrefillPlanCase,
-    inputs_type=PrefillPlanInputs,
-    result_type=PlanResult,
+    signature=SIGNATURE,
     make_inputs=prefill_plan_inputs,
     lines=lines,
     judging="compare.suites.prefill_plan.judge",

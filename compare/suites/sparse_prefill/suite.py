@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol.suite import Offer, Suite
 from compare.suites.sparse_prefill.case import SparsePrefillCase
 from compare.suites.sparse_prefill.catalogue import INTERPRETED, lines
 from compare.suites.sparse_prefill.make import sparse_prefill_inputs
 from compare.suites.sparse_prefill.recorded import SparsePrefillRecords
+from compare.suites.sparse_prefill.signature import SIGNATURE
 
 _JAX = "compare.suites.sparse_prefill.jax_adapter:JaxSparsePrefill"
 
 SUITE = Suite(
     name="sparse-prefill",
     case_type=SparsePrefillCase,
-    inputs_type=SparsePrefillInputs,
-    result_type=SparsePrefillResult,
+    signature=SIGNATURE,
     make_inputs=sparse_prefill_inputs,
     lines=lines,
     judging="compare.judging.attention",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from compare.judging.plans import PlanChunk
 from compare.protocol.arrays import to_numpy
 from compare.protocol.implementation import Unsupported
 from compare.protocol.inputs import Inputs
@@ -28,21 +27,6 @@ class V4Prefill(OneSuite[V4PrefillCase]):
         if not isinstance(inputs, V4PrefillInputs):
             raise Unsupported(f"{self.name} is for v4-prefill")
         return self.call(inputs)
-
-
-def plan_chunks(plan: Iterable[Any]) -> tuple[PlanChunk, ...]:
-    """Chunks of any house as the judge's."""
-    return tuple(
-        PlanChunk(
-            start=int(chunk.start),
-            end=int(chunk.end),
-            compressed_rows=int(chunk.compressed_rows),
-            workspace_rows=int(chunk.workspace_rows),
-            query_start=int(chunk.query_start),
-            query_end=int(chunk.query_end),
-        )
-        for chunk in plan
-    )
 
 
 def chunk_stages(stages: Iterable[Any] | None) -> tuple[ChunkStage, ...] | None:

@@ -15,10 +15,11 @@ from compare.houses.jax_backend import (
     import_jax,
     jax_device,
 )
+from compare.judging.plans import plan_chunks
 from compare.protocol.implementation import Unsupported
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import V4PrefillCase
-from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages, plan_chunks
+from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages
 
 
 class JaxV4Prefill(JaxBackend, V4Prefill):
@@ -96,6 +97,6 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
                 out=np.asarray(found.out),
                 max_logits=np.asarray(found.max_logits),
                 lse=np.asarray(found.lse),
-                plan=None if found.plan is None else plan_chunks(found.plan),
+                plan=None if found.plan is None else plan_chunks(found.plan, self.name),
                 stages=chunk_stages(found.stages),
             )

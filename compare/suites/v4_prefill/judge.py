@@ -11,10 +11,9 @@ from __future__ import annotations
 import dataclasses
 
 from compare.judging import attention
-from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
+from compare.judging.attention_call import PARTS, SparsePrefillInputs, SparsePrefillResult
 from compare.judging.evidence import Evidence
 from compare.judging.exact_keys import key_difference
-from compare.judging.parts import PARTS
 from compare.judging.plans import PlanChunk
 from compare.judging.result_view import FormFault, ResultView, form_fault
 from compare.judging.sides import Side

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from compare.protocol.suite import Offer, Suite
-from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import V4PrefillCase
 from compare.suites.v4_prefill.catalogue import FUSED_INTERPRETED, INTERPRETED, lines
 from compare.suites.v4_prefill.make import v4_prefill_inputs
 from compare.suites.v4_prefill.recorded import V4PrefillRecords
+from compare.suites.v4_prefill.signature import SIGNATURE
 
 _JAX = "compare.suites.v4_prefill.jax_adapter:JaxV4Prefill"
 _CUDA = "compare.suites.v4_prefill.cuda_adapter"
@@ -15,8 +15,7 @@ _CUDA = "compare.suites.v4_prefill.cuda_adapter"
 SUITE = Suite(
     name="v4-prefill",
     case_type=V4PrefillCase,
-    inputs_type=V4PrefillInputs,
-    result_type=V4PrefillResult,
+    signature=SIGNATURE,
     make_inputs=v4_prefill_inputs,
     lines=lines,
     judging="compare.suites.v4_prefill.judge",

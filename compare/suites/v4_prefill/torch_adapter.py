@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from compare.houses.torch_backend import TorchDevice, torch_device
+from compare.judging.plans import plan_chunks
 from compare.protocol import arrays as convert
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
-from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages, plan_chunks
+from compare.suites.v4_prefill.implementation import V4Prefill, chunk_stages
 
 
 def v4_arguments(inputs: V4PrefillInputs, device: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def v4_result(
         lse=convert.to_numpy(found.lse),
         max_logits=None if maxima is None else convert.to_numpy(maxima),
         parts=parts,
-        plan=plan_chunks(found.plan) if planned else None,
+        plan=plan_chunks(found.plan, "torch_ref") if planned else None,
         stages=chunk_stages(found.stages),
         notes=notes,
     )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from compare.protocol.suite import Offer, Suite
-from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.case import V4StagesCase
 from compare.suites.v4_stages.catalogue import INTERPRETED, lines
 from compare.suites.v4_stages.make import RECORDED, v4_stages_inputs
 from compare.suites.v4_stages.recorded import V4StagesRecords
+from compare.suites.v4_stages.signature import SIGNATURE
 
 _JAX = "compare.suites.v4_stages.jax_adapter:JaxV4Stages"
 
 SUITE = Suite(
     name="v4-stages",
     case_type=V4StagesCase,
-    inputs_type=V4StagesInputs,
-    result_type=V4StagesResult,
+    signature=SIGNATURE,
     make_inputs=v4_stages_inputs,
     lines=lines,
     judging="compare.suites.v4_stages.judge",

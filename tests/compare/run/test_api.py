@@ -16,8 +16,8 @@ import compare
 import torch_ref
 from compare.judging.attention_call import SparsePrefillInputs
 from compare.protocol.verdict import Status, Verdict
-from compare.run.api import as_inputs
 from compare.suites.table import make_inputs, parse_case
+from compare.user.own_tensors import as_inputs
 
 CASE = "sparse-prefill:s_q=2,s_kv=40,h=4,sink=mixed,length=ragged"
 PLAN = "prefill-plan:seq=40+40+16,q=5+0+3,window=8,max_len=64,max_tokens=16,chunk=1"

@@ -17,7 +17,8 @@ from compare.judging.plans import PlanChunk, PlanResult
 from compare.protocol.implementation import UnknownImplementation
 from compare.suites.table import SUITES, make_inputs, parse_case
 from compare.user.candidate import CandidateOptions
-from compare.user.implementation import UserImplementation, load
+from compare.user.implementation import UserImplementation
+from compare.user.load import load
 from tests.compare.run.conftest import PLAN_CASE
 
 CASE = parse_case("sparse-prefill:s_q=3,s_kv=40,h=4,sink=mixed,length=ragged,strided=1")

@@ -17,10 +17,10 @@ import compare
 from compare.judging.plans import DecodePlanResult
 from compare.protocol.implementation import Unsupported
 from compare.protocol.verdict import Status
-from compare.run.api import as_inputs
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.table import make_inputs, parse_case
 from compare.user.implementation import UserImplementation
+from compare.user.own_tensors import as_inputs
 
 CASE = parse_case("dcp-decode:lens=37+5,q=3+1,h=3,page=32,world=2,rank=1,kv=e4m3,pad_rows=1")
 PLAN = parse_case("decode-plan:lens=9+4,q=2+1,world=2,rank=1,pad_rows=1")

@@ -15,11 +15,11 @@ import torch
 
 import compare
 from compare.judging.plans import PlanChunk
-from compare.run.api import as_inputs
 from compare.suites.table import make_inputs, parse_case
 from compare.suites.v4_prefill.call import V4_PREFILL_ARRAYS, V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_stages.call import V4StagesResult
 from compare.user.implementation import UserImplementation
+from compare.user.own_tensors import as_inputs
 
 CASE = parse_case("v4-prefill:seq=37+5,q=3+1,h=3,page=32,topk=4,sink=mixed,bound=2,plan=alone")
 PLAIN = parse_case("v4-prefill:seq=9,q=2,h=3,ratio=1,format=bf16")
