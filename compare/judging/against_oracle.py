@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import torch
-from jaxtyping import BFloat16
+from jaxtyping import BFloat16, Float64, Int64, Shaped
 
 from compare.judging.contract import PREFILL, Contract
 from compare.judging.device import to_numpy, upload
@@ -22,6 +23,20 @@ from compare.judging.tolerance import (
     ulp,
 )
 from compare.protocol.verdict import TensorMetrics, Worst
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _OutRows:
+    """Rows of out against the oracle: their places in the block, share, error and bound of each,
+    and of each element the difference and what is expected.
+    """
+
+    at: Int64[np.ndarray, " m"]
+    share: Float64[np.ndarray, " m"]
+    error: Float64[np.ndarray, " m"]
+    bound: Float64[np.ndarray, " m"]
+    difference: Shaped[torch.Tensor, "m 512"]
+    expected: Shaped[torch.Tensor, "m 512"]
 
 
 class AgainstOracle:
@@ -142,7 +157,10 @@ class AgainstOracle:
             error, bound = to_numpy(difference.amax(dim=1)).astype(np.float64), np.zeros(len(at))
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(compared & (error > 0.0), error / bound, 0.0)
-        self._keep_worst_row(share, error, bound, difference, pair.got, expected, rows, at)
+        measured = _OutRows(
+            at=at, share=share, error=error, bound=bound, difference=difference, expected=expected
+        )
+        self._keep_worst_row(measured, pair.got, rows)
         if not self.exact and compared.any():
             torch_error = rows.torch_error.ravel()[at]
             length = rows.out_norm.ravel()[at]
@@ -166,44 +184,35 @@ class AgainstOracle:
         if self.view.rounded_parts and rows.part_slack:
             slack = slack + rows.part_slack[: self.view.rounded_parts][-1]
         slack = slack.flatten(0, 1)[torch.from_numpy(at).to(slack.device)]
-        least, most = (
-            round_to_bfloat16(pair.expected - slack), round_to_bfloat16(pair.expected + slack)
-        )  # fmt: skip
+        least = round_to_bfloat16(pair.expected - slack)
+        most = round_to_bfloat16(pair.expected + slack)
         return torch.minimum(torch.maximum(pair.stored, least), most)
 
-    def _keep_worst_row(
-        self,
-        share: np.ndarray,
-        error: np.ndarray,
-        bound: np.ndarray,
-        difference: torch.Tensor,
-        got: torch.Tensor,
-        expected: torch.Tensor,
-        rows: Rows,
-        at: np.ndarray,
-    ) -> None:
-        row = int(share.argmax())
-        if share[row] <= self.shares["out"]:
+    def _keep_worst_row(self, out: _OutRows, got: torch.Tensor, rows: Rows) -> None:
+        """Keeps the row with the largest share; got: the candidate's values of these rows."""
+        row = int(out.share.argmax())
+        if out.share[row] <= self.shares["out"]:
             return
-        column = int(difference[row].argmax())
-        token, head = divmod(int(at[row]), self.view.heads)
-        self.shares["out"] = float(share[row])
+        column = int(out.difference[row].argmax())
+        token, head = divmod(int(out.at[row]), self.view.heads)
+        self.shares["out"] = float(out.share[row])
         self.worst["out"] = Worst(
             tensor="out",
             index=(int(rows.tokens[token]), head, column),
             got=float(got[row, column]),
-            expected=float(expected[row, column]),
-            share=float(share[row]),
+            expected=float(out.expected[row, column]),
+            share=float(out.share[row]),
         )
         if self.exact:
             self._allowed["out"] = (
-                f"the row is up to {int(error[row])} bfloat16 ulp off, allowed is none (exact data)"
+                f"the row is up to {int(out.error[row])} bfloat16 ulp off, allowed is none (exact "
+                "data)"
             )
             return
         torch_error = float(rows.torch_error[token, head])
         rounded = "P, scores and parts" if self.view.rounded_parts else "P and scores"
         self._allowed["out"] = (
-            f"the row's error is {error[row]:.3g}, allowed is {bound[row]:.3g} "
+            f"the row's error is {out.error[row]:.3g}, allowed is {out.bound[row]:.3g} "
             f"(2 x torch's {torch_error:.3g}, and the rounding of {rounded})"
         )
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from compare.generate.ownership import local_length
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
@@ -36,7 +37,7 @@ class Violation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Due:
+class RightPlan:
     """What a plan must say, one entry per row; request is None and bound 0 on padded rows."""
 
     ragged: bool
@@ -46,7 +47,7 @@ class Due:
     padding: tuple[bool, ...]
 
 
-def due_plan(inputs: DecodePlanInputs) -> Due:
+def right_plan(inputs: DecodePlanInputs) -> RightPlan:
     """The plan that the rules ask for."""
     starts, totals = inputs.query_start_loc, inputs.total_lens
     request: list[int | None] = []
@@ -57,7 +58,7 @@ def due_plan(inputs: DecodePlanInputs) -> Due:
             bound.append(totals[i] - (end - 1 - t if inputs.causal else 0))
     tokens, rows = starts[-1], row_count(inputs)
     padding = rows - tokens
-    return Due(
+    return RightPlan(
         ragged=not _is_uniform(starts, inputs.max_query_len),
         request=(*request, *[None] * padding),
         bound=(*bound, *[0] * padding),
@@ -98,15 +99,15 @@ def divided_view(inputs: DecodePlanInputs) -> tuple[tuple[int, ...], tuple[int, 
 
 def violations(inputs: DecodePlanInputs, plan: DecodePlanResult) -> list[Violation]:
     """Every broken rule, in the order of the rows."""
-    due = due_plan(inputs)
-    found = list(_form(plan, len(due.bound)))
+    expected = right_plan(inputs)
+    found = list(_form(plan, len(expected.bound)))
     if found:
         return found
-    if plan.ragged != due.ragged:
-        found.append(_flag(inputs, due))
-    found += _padding(plan, due)
-    found += _rows(inputs, plan, due)
-    found += _counts(inputs, plan, due)
+    if plan.ragged != expected.ragged:
+        found.append(_flag(inputs, expected))
+    found += _padding(plan, expected)
+    found += _rows(inputs, plan, expected)
+    found += _counts(inputs, plan, expected)
     return found
 
 
@@ -121,70 +122,85 @@ def _form(plan: DecodePlanResult, rows: int) -> Iterator[Violation]:
             yield Violation(rule="rows", rows=None, sentence=f"{given} {word} for {rows} rows")
 
 
-def _flag(inputs: DecodePlanInputs, due: Due) -> Violation:
+def _flag(inputs: DecodePlanInputs, expected: RightPlan) -> Violation:
     lens = "+".join(str(end - start) for start, end in pairwise(inputs.query_start_loc))
     m = inputs.max_query_len
-    if not due.ragged:
+    if not expected.ragged:
         sentence = f"the batch {lens} is called ragged; each request owns its {m} rows"
     else:
         sentence = (
             f"the batch {lens} is called uniform; as [requests, {m}] its rows would go to other "
             "requests, or to none"
         )
-        requests, rows = len(inputs.total_lens), len(due.bound)
+        requests, rows = len(inputs.total_lens), len(expected.bound)
         if rows == requests * m:
             sentence += f" ({rows} rows are {requests} x {m}, but counting isn't enough)"
     return Violation(rule="ragged", rows=None, sentence=sentence)
 
 
-def _padding(plan: DecodePlanResult, due: Due) -> Iterator[Violation]:
-    for rows, (called, due_here) in _runs(
-        len(due.bound), lambda t: (bool(plan.padding[t]), due.padding[t])
+def _padding(plan: DecodePlanResult, expected: RightPlan) -> Iterator[Violation]:
+    for rows, (called, is_padding) in _runs(
+        len(expected.bound), lambda t: (bool(plan.padding[t]), expected.padding[t])
     ):
-        if called != due_here:
-            what = "padding, called a request's" if due_here else "a request's, called padding"
+        if called != is_padding:
+            what = "padding, called a request's" if is_padding else "a request's, called padding"
             yield Violation(rule="padding", rows=rows, sentence=f"{_named(rows)}: {what}")
 
 
-def _rows(inputs: DecodePlanInputs, plan: DecodePlanResult, due: Due) -> Iterator[Violation]:
+class _RowKind(NamedTuple):
+    """A row's request, the one that the plan gives it, and whether its bound is right."""
+
+    request: int | None
+    planned: int
+    bounded: bool
+
+
+def _rows(
+    inputs: DecodePlanInputs, plan: DecodePlanResult, expected: RightPlan
+) -> Iterator[Violation]:
     """Requests and bounds of real rows, those next to one another with one fault together."""
     real = inputs.query_start_loc[-1]
 
-    def kind(t: int) -> tuple:
-        request, bound = due.request[t], due.bound[t]
-        wrong = (plan.request[t], plan.bound[t]) != (request, bound)
-        return wrong, request, plan.request[t], plan.bound[t] == bound
+    def kind(t: int) -> _RowKind:
+        return _RowKind(
+            request=expected.request[t],
+            planned=plan.request[t],
+            bounded=plan.bound[t] == expected.bound[t],
+        )
 
-    for rows, (wrong, request, got_request, same_bound) in _runs(real, kind):
-        if not wrong:
+    for rows, row in _runs(real, kind):
+        if row.planned == row.request and row.bounded:
             continue
-        got, right = (_listed(b[rows[0] : rows[1] + 1]) for b in (plan.bound, due.bound))
-        if got_request != request:
+        got, right = (_listed(b[rows[0] : rows[1] + 1]) for b in (plan.bound, expected.bound))
+        if row.planned != row.request:
             sentence = (
-                f"{_named(rows)} of request {request} use block table and length of request "
-                f"{got_request}, with {got}; due: request {request} with {right}"
+                f"{_named(rows)} of request {row.request} use block table and length of request "
+                f"{row.planned}, with {got}; due: request {row.request} with {right}"
             )
             yield Violation(rule="request", rows=rows, sentence=sentence)
-        elif not same_bound:
-            sentence = f"{_named(rows)} of request {request} have {got}; due: {right}"
+        else:
+            sentence = f"{_named(rows)} of request {row.request} have {got}; due: {right}"
             yield Violation(rule="bound", rows=rows, sentence=sentence)
 
 
-def _counts(inputs: DecodePlanInputs, plan: DecodePlanResult, due: Due) -> Iterator[Violation]:
+def _counts(
+    inputs: DecodePlanInputs, plan: DecodePlanResult, expected: RightPlan
+) -> Iterator[Violation]:
     """Local counts that don't follow from the row's own bound, and padded rows that see keys."""
 
     def off(t: int) -> bool:
-        if due.padding[t]:
+        if expected.padding[t]:
             return plan.local_counts[t] != 0
-        return plan.local_counts[t] not in (count_of(inputs, plan.bound[t]), due.counts[t])
+        return plan.local_counts[t] not in (count_of(inputs, plan.bound[t]), expected.counts[t])
 
-    for rows, wrong in _runs(len(due.bound), lambda t: (off(t), due.padding[t])):
+    for rows, wrong in _runs(len(expected.bound), lambda t: (off(t), expected.padding[t])):
         if not wrong[0]:
             continue
         got, right = (
-            _listed(c[rows[0] : rows[1] + 1], "key count") for c in (plan.local_counts, due.counts)
+            _listed(c[rows[0] : rows[1] + 1], "key count")
+            for c in (plan.local_counts, expected.counts)
         )
-        if due.padding[rows[0]]:
+        if expected.padding[rows[0]]:
             sentence = f"{_named(rows)}, padding, have {got}; they see nothing"
         else:
             sentence = f"{_named(rows)} of rank {inputs.dcp_rank} have {got}; due: {right}"

@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64, Shaped
+from torch import Tensor
 
 from compare.judging.contract import PREFILL, Contract
 from compare.judging.result_view import OutBlock, ResultView
@@ -82,54 +83,39 @@ class SpecialValues:
         )
         empty = np.repeat(kinds.empty, view.heads)[out.at]
         finite = ~(nan_out | zero_out | undefined)
-        for wrong, rule, expected, broken in (
-            (
-                nan_out & (smallest <= _INFINITY),
-                f"NaN is due: {self._contract.nan_key}",
-                math.nan,
-                lambda bits: bits <= _INFINITY,
-            ),
-            (
-                zero_out & empty & (largest != 0),
-                f"0 is due: {self._contract.no_key}",
-                0.0,
-                lambda bits: bits != 0,
-            ),
-            (
-                zero_out & ~empty & (largest != 0),
-                "0 is due: the sink is +inf",
-                0.0,
-                lambda bits: bits != 0,
-            ),
-            (
-                finite & (largest >= _INFINITY),
-                "a finite value is due",
-                None,
-                lambda bits: bits >= _INFINITY,
-            ),
+        contract = self._contract
+        for wrong, rule, expected in (
+            (nan_out & (smallest <= _INFINITY), f"NaN is due: {contract.nan_key}", math.nan),
+            (zero_out & empty & (largest != 0), f"0 is due: {contract.no_key}", 0.0),
+            (zero_out & ~empty & (largest != 0), "0 is due: the sink is +inf", 0.0),
+            (finite & (largest >= _INFINITY), "a finite value is due", None),
         ):
-            rows = np.flatnonzero(wrong)
-            if not len(rows):
-                continue
-            elements = broken(out.magnitudes[torch.from_numpy(rows).to(out.values.device)])
-            column = int(elements[0].int().argmax())
-            token, head = divmod(out.at[rows], view.heads)
-            self._note(
-                Finding(
-                    tensor="out",
-                    rule=rule,
-                    expected=expected,
-                    count=int(torch.count_nonzero(elements)),
-                    first=Worst(
-                        tensor="out",
-                        index=(int(tokens[token[0]]), int(head[0]), column),
-                        got=float(out.values[int(rows[0]), column]),
-                        expected=expected,
-                        share=math.inf,
-                    ),
-                ),
-                tokens[token],
-            )
+            if wrong.any():
+                self._note_rows(tokens, view.heads, out, np.flatnonzero(wrong), rule, expected)
+
+    def _note_rows(
+        self,
+        tokens: Int64[np.ndarray, " n"],
+        heads: int,
+        out: OutBlock,
+        rows: Int64[np.ndarray, " m"],
+        rule: str,
+        expected: float | None,
+    ) -> None:
+        """Rows of out, at least one, that break a rule; expected as in Finding."""
+        broken = _breaks(out.magnitudes[torch.from_numpy(rows).to(out.values.device)], expected)
+        column = int(broken[0].int().argmax())
+        token, head = divmod(out.at[rows], heads)
+        first = Worst(
+            tensor="out",
+            index=(int(tokens[token[0]]), int(head[0]), column),
+            got=float(out.values[int(rows[0]), column]),
+            expected=expected,
+            share=math.inf,
+        )
+        count = int(torch.count_nonzero(broken))
+        finding = Finding(tensor="out", rule=rule, expected=expected, count=count, first=first)
+        self._note(finding, tokens[token])
 
     def merge(self, later: SpecialValues) -> None:
         """Takes in what was found in blocks that come after its own."""
@@ -183,3 +169,10 @@ class SpecialValues:
         if mine is not found:
             mine.count += found.count
         self._suspect(np.unique(tokens)[:SUSPECTS].tolist())
+
+
+def _breaks(bits: Shaped[Tensor, "m 512"], expected: float | None) -> Bool[Tensor, "m 512"]:
+    """Which elements, by their bits without the sign, aren't what is expected, NaN, 0 or finite."""
+    if expected is None:
+        return bits >= _INFINITY
+    return bits <= _INFINITY if math.isnan(expected) else bits != 0

@@ -13,11 +13,11 @@ from itertools import islice, pairwise
 
 from compare.generate.ownership import local_length
 from compare.judging.decode_plan_rules import (
-    Due,
+    RightPlan,
     Violation,
     count_of,
     divided_view,
-    due_plan,
+    right_plan,
     row_count,
     violations,
 )
@@ -45,7 +45,7 @@ def judge(
     profile: str = "calibrated",
     evidence: object = None,
 ) -> Verdict:
-    """What is to be said about a candidate's plan of this batch.
+    """Judges a candidate's plan of this batch.
 
     profile and evidence are those of the other suites and change nothing here: plans are whole
     numbers. ValueError for an unknown profile.
@@ -113,7 +113,7 @@ def _diagnosis(
     rules = {violation.rule: violation for violation in reversed(broken)}
     explained: set[str] = set()
     if rules.keys() & {"request", "bound", "local-count"} and "rows" not in rules:
-        known = _known_fault(inputs, plan, due_plan(inputs))
+        known = _known_fault(inputs, plan, right_plan(inputs))
         if known is not None:
             yield known
             explained = {"request", "bound", "local-count"}
@@ -124,12 +124,14 @@ def _diagnosis(
             yield Diagnosis(name=name, sentence=rules[rule].sentence)
 
 
-def _known_fault(inputs: DecodePlanInputs, plan: DecodePlanResult, due: Due) -> Diagnosis | None:
+def _known_fault(
+    inputs: DecodePlanInputs, plan: DecodePlanResult, expected: RightPlan
+) -> Diagnosis | None:
     """The fault that gives exactly these requests, bounds and counts on the real rows."""
     real = inputs.query_start_loc[-1]
-    right_rows = plan.request[:real] == due.request[:real]
+    right_rows = plan.request[:real] == expected.request[:real]
     bounds, counts = plan.bound[:real], plan.local_counts[:real]
-    right_bounds, right_counts = due.bound[:real], due.counts[:real]
+    right_bounds, right_counts = expected.bound[:real], expected.counts[:real]
     if not right_rows or bounds != right_bounds:
         if tuple(count_of(inputs, bound) for bound in bounds) != counts:
             return None
@@ -150,11 +152,11 @@ def _known_fault(inputs: DecodePlanInputs, plan: DecodePlanResult, due: Due) -> 
                     name="bound-off-by-one", sentence=f"every row sees one key {word} than due"
                 )
         return None
-    return _known_count_fault(inputs, due, counts) if counts != right_counts else None
+    return _known_count_fault(inputs, expected, counts) if counts != right_counts else None
 
 
 def _known_count_fault(
-    inputs: DecodePlanInputs, due: Due, counts: tuple[int, ...]
+    inputs: DecodePlanInputs, expected: RightPlan, counts: tuple[int, ...]
 ) -> Diagnosis | None:
     """The bounds are right and the counts made of them are not."""
     real = inputs.query_start_loc[-1]
@@ -162,11 +164,11 @@ def _known_count_fault(
 
     def at_rank(other_rank: int, other_run: int) -> tuple[int, ...]:
         return tuple(
-            local_length(bound, other_rank, world, other_run) for bound in due.bound[:real]
+            local_length(bound, other_rank, world, other_run) for bound in expected.bound[:real]
         )
 
-    below = [due.bound[t] - inputs.total_lens[due.request[t] or 0] for t in range(real)]
-    local = [count_of(inputs, inputs.total_lens[due.request[t] or 0]) for t in range(real)]
+    below = [expected.bound[t] - inputs.total_lens[expected.request[t] or 0] for t in range(real)]
+    local = [count_of(inputs, inputs.total_lens[expected.request[t] or 0]) for t in range(real)]
     if counts == tuple(max(n + b, 0) for n, b in zip(local, below, strict=True)):
         return Diagnosis(
             name="localised-before-expanding",

@@ -23,7 +23,7 @@ def judge(
     profile: str = "calibrated",
     evidence: object = None,
 ) -> Verdict:
-    """What is to be said about a candidate's plan for this batch.
+    """Judges a candidate's plan for this batch.
 
     profile and evidence are those of the other suites and change nothing here: plans are whole
     numbers. ValueError for an unknown profile.

@@ -14,7 +14,7 @@ from compare.judging.plans import PlanChunk
 from compare.suites.v4_prefill.call import V4PrefillInputs
 
 NOTHING = -1
-"""The flat row of a workspace row that is nobody's key."""
+"""In the place of a flat row: a workspace row that holds no key which a token may look at."""
 
 
 class FlatRows:

@@ -1,5 +1,5 @@
-"""The stages of one V4 prefill by themselves: plan, gather, indices. Each is held against what is
-due of it alone, so that a fault is seen where it is made.
+"""The stages of one V4 prefill by themselves: plan, gather, indices. Each is compared with what it
+alone must give, so that a fault is seen where it is made.
 
 Rows of a workspace that nothing is gathered to may hold anything; indices may come in any order.
 """
@@ -106,7 +106,7 @@ def _stage_form(result: V4PrefillResult) -> FormFault | None:
 
 
 def judge_stages(evidence: Evidence[V4Witness], result: V4PrefillResult) -> StageFindings:
-    """What is to be said about a result's plan and stages, as far as it has them.
+    """Judges a result's plan and stages, as far as it has them.
 
     The plan comes first: what a wrong plan makes of shapes says nothing about the stages.
     """

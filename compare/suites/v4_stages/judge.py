@@ -26,7 +26,7 @@ def judge(
     profile: str = "calibrated",
     evidence: object = None,
 ) -> Verdict:
-    """What is to be said about what a stage gave back.
+    """Judges what a stage gave back.
 
     combine, global_topk: every element of every array. gather: the bits of every row, those that
     are written (any NaN for a NaN) and those that must stay as they were.

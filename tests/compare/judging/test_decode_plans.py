@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.generate.ownership import local_length
-from compare.judging.decode_plan_rules import due_plan
+from compare.judging.decode_plan_rules import right_plan
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 from compare.protocol.verdict import Status
 from compare.suites.decode_plan import judge as decode_plan
@@ -32,7 +32,7 @@ def batch(lens, q, *, max_q=None, world=2, rank=0, interleave=1, causal=True, pa
 
 
 def right(inputs: DecodePlanInputs) -> DecodePlanResult:
-    due = due_plan(inputs)
+    due = right_plan(inputs)
     return DecodePlanResult(
         ragged=due.ragged,
         request=tuple(-1 if i is None else i for i in due.request),
@@ -72,7 +72,7 @@ def said(inputs: DecodePlanInputs, plan: DecodePlanResult) -> list[str]:
 
 
 def test_the_rows_of_6_2_1_have_the_bounds_of_their_tokens():
-    due = due_plan(batch([20, 9, 4], [6, 2, 1]))
+    due = right_plan(batch([20, 9, 4], [6, 2, 1]))
     assert due.request == (0, 0, 0, 0, 0, 0, 1, 1, 2)
     assert due.bound == (15, 16, 17, 18, 19, 20, 8, 9, 4)
     assert due.counts == (8, 8, 9, 9, 10, 10, 4, 5, 2)
@@ -105,7 +105,7 @@ def test_owned_positions_are_counted_as_by_listing_them(world, interleave):
 )
 def test_a_batch_is_uniform_only_if_each_request_owns_its_own_rows(q, max_q, padding, ragged):
     inputs = batch([40] * len(q), q, max_q=max_q, padding=padding)
-    assert due_plan(inputs).ragged is ragged
+    assert right_plan(inputs).ragged is ragged
     wrong = dataclasses.replace(right(inputs), ragged=not ragged)
     verdict = decode_plan.judge(inputs, wrong)
     assert verdict.status is Status.PLAN
@@ -180,11 +180,11 @@ def test_what_padded_rows_name_as_request_and_bound_is_free():
 
 def test_rows_of_a_draft_block_see_all_of_their_request():
     inputs = batch([17], [3], causal=False)
-    assert due_plan(inputs).bound == (17, 17, 17)
+    assert right_plan(inputs).bound == (17, 17, 17)
 
 
 def faulty(name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
-    plan, due = right(inputs), due_plan(inputs)
+    plan, due = right(inputs), right_plan(inputs)
 
     def counted(bounds, rank=inputs.dcp_rank, interleave=inputs.interleave):
         return tuple(
