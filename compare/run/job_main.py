@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
+import gc
 import os
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from compare.houses.jax_backend import import_jax
 from compare.isolation.worker_main import end_with
@@ -14,6 +18,8 @@ from compare.run.jobs import Order, Question
 from compare.run.session import Compared, Session
 from compare.run.tasks import Task
 from compare.suites.table import parse_case
+
+_MOST_BYTES = 1_200_000_000
 
 
 def main(fd: int) -> None:
@@ -44,8 +50,20 @@ def main(fd: int) -> None:
             for event in session.events(tasks):
                 connection.send(event)
             connection.send(None)
+            _forget_programs()
     finally:
         compared.close()
+
+
+def _forget_programs() -> None:
+    """Gives the memory of compiled programs back once there are many: those of a shape whose cases
+    are done, which jax would keep, are most of them."""
+    with contextlib.suppress(OSError, AttributeError):  # where there is no /proc, or another libc
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        if pages * os.sysconf("SC_PAGE_SIZE") > _MOST_BYTES:
+            import_jax().clear_caches()
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _import_ahead() -> None:

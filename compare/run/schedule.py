@@ -14,9 +14,13 @@ from compare.protocol.case import Case
 from compare.protocol.implementation import Implementation
 from compare.run import registry
 from compare.run.tasks import Task
+from compare.suites.table import SUITES
 
 _SHAPE_ELEMENTS = 4_000_000
 """What a shape costs besides its tensors (compilation, mostly), in elements of that time."""
+
+_INTERPRETED_SHAPES = 8
+"""What the interpreter spends on a marked case, in shapes."""
 
 _ALONE_ELEMENTS = 2**31
 """4 GB of bfloat16 in q and out."""
@@ -83,4 +87,11 @@ def alone(case: Case) -> bool:
 def _cost(group: Sequence[Task]) -> int:
     """Tensors are made, moved and judged element by element; the oracle's arithmetic, which has a
     limit, takes less than that."""
-    return _SHAPE_ELEMENTS + sum(task.case.elements() for task in group)
+    shapes = 1 + _INTERPRETED_SHAPES * sum(_marked(task.case) for task in group)
+    return shapes * _SHAPE_ELEMENTS + sum(task.case.elements() for task in group)
+
+
+def _marked(case: Case) -> bool:
+    """Whether an interpreter takes it by default."""
+    offers = SUITES[case.suite].offers
+    return any(str(case) in offer.marked for offer in offers if offer.marked)

@@ -171,10 +171,7 @@ class Session:
             return None
         if self._options.full or case in self._options.named:
             return None
-        return (
-            f"the interpreter takes the {len(offer.marked)} cases that the catalogue marks; "
-            "--full takes all that it can"
-        )
+        return "the interpreter takes the cases that the catalogue marks; --full all that it can"
 
     def _reference(self, default: Implementation, case: Case, inputs: Inputs) -> _Reference:
         """The result of the default reference, else that of the first recorded one that has the
