@@ -12,7 +12,7 @@ from jax_impl.prefill.indices import checks
 from jax_impl.prefill.indices.entries import c128_width
 from jax_impl.prefill.indices.layout import WIDTH_MULTIPLE
 from jax_impl.prefill.indices.tokens import image_spans_csr
-from jax_impl.prefill.sparse.arguments import D_V, MAX_HEADS
+from jax_impl.prefill.sparse.arguments import D_V, MAX_HEADS, check_sink_and_length
 from jax_impl.prefill.sparse.paged import FORMAT
 from jax_impl.prefill.v4.chunk import ChunkArrays, Settings
 from jax_impl.prefill.v4.plan import PlanRequest
@@ -58,31 +58,15 @@ def check(
         _check_cache(compressed, "compressed", compressed_block_table, num_requests)
         columns = swa_block_table.shape[1] + compressed_block_table.shape[1]
         checks.check_columns(columns, "swa_block_table and compressed_block_table together")
-    if topk_indices is not None:
-        rows, _ = checks.int32_shape(topk_indices, "topk_indices", "[T, topk]")
-        if rows != num_tokens:
-            raise ValueError(
-                f"topk_indices must have a row for each of the {num_tokens} tokens of q; got {rows}"
-            )
-    if attn_sink is not None:
-        (heads,) = shape_of(attn_sink, "attn_sink", "[H]", ("float32",))
-        if heads != num_heads:
-            raise ValueError(
-                f"attn_sink must have a value for each of the {num_heads} heads of q; got {heads}"
-            )
+    _check_topk_rows(topk_indices, num_tokens)
+    check_sink_and_length(attn_sink, None, (num_tokens, num_heads, D_V))
     window = checks.count(window, "window", least=1)
     max_image_tokens = checks.count(max_image_tokens, "max_image_tokens")
-    if image_spans is None:
-        image_spans = ((),) * num_requests
-    if not isinstance(image_spans, (list, tuple)) or len(image_spans) != num_requests:
-        raise ValueError(
-            f"image_spans must be a list of the images of each of the {num_requests} requests; "
-            f"got {image_spans!r}"
-        )
-    spans, span_offsets = image_spans_csr(image_spans)
+    spans, span_offsets = _spans_of(image_spans, num_requests)
     offsets = _host_offsets(query_start_loc, num_tokens)
     bounds = _host_bounds(seq_lens, seq_lens_bound, num_requests)
-    if checks.known(validate, seq_lens):
+    lengths_known = checks.known(validate, seq_lens)
+    if lengths_known:
         checks.check_batch(query_start_loc, seq_lens)
         _check_bounds(seq_lens, bounds)
 
@@ -102,14 +86,11 @@ def check(
     if compressed is not None and topk_indices is None:
         width = c128_width(max(bounds, default=0), max_model_len, compress_ratio)
     _check_list_width(topk_indices, width, window, max_image_tokens)
-    if checks.known(validate, seq_lens):
+    if lengths_known:
         checks.check_spans(
             query_start_loc, seq_lens, spans, span_offsets, max_image_tokens, name="image_spans"
         )
-        if topk_indices is not None and not is_traced(topk_indices):
-            tokens = checks.host_tokens(query_start_loc, seq_lens)
-            limits = np.full(num_requests, checks.INT32_MAX)
-            checks.check_entries(topk_indices, tokens, compress_ratio, limits, "2^31 - 1")
+        _check_chosen(topk_indices, query_start_loc, seq_lens, compress_ratio)
         _check_pages(
             swa, swa_block_table, compressed, compressed_block_table, request, np.asarray(seq_lens)
         )
@@ -154,6 +135,37 @@ def _check_list_width(
         topk = {"topk_indices (None: as many as the longest context has entries)": all_entries}
     rest = {"window": window, "max_image_tokens": max_image_tokens}
     checks.list_width(WIDTH_MULTIPLE, **topk, **rest)
+
+
+def _spans_of(image_spans: Any, num_requests: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images of all requests, and where those of each begin."""
+    if image_spans is None:
+        image_spans = ((),) * num_requests
+    if not isinstance(image_spans, (list, tuple)) or len(image_spans) != num_requests:
+        raise ValueError(
+            f"image_spans must be a list of the images of each of the {num_requests} requests; "
+            f"got {image_spans!r}"
+        )
+    return image_spans_csr(image_spans)
+
+
+def _check_topk_rows(topk_indices: Any, num_tokens: int) -> None:
+    if topk_indices is not None:
+        rows, _ = checks.int32_shape(topk_indices, "topk_indices", "[T, topk]")
+        if rows != num_tokens:
+            raise ValueError(
+                f"topk_indices must have a row for each of the {num_tokens} tokens of q; got {rows}"
+            )
+
+
+def _check_chosen(
+    topk_indices: Any, query_start_loc: Any, seq_lens: Any, compress_ratio: int
+) -> None:
+    """The entries that tokens chose, where they can be looked at, are ones that they see."""
+    if topk_indices is not None and not is_traced(topk_indices):
+        tokens = checks.host_tokens(query_start_loc, seq_lens)
+        limits = np.full(seq_lens.shape[0], checks.INT32_MAX)
+        checks.check_entries(topk_indices, tokens, compress_ratio, limits, "2^31 - 1")
 
 
 def _check_q(q: Any) -> tuple[int, int]:
