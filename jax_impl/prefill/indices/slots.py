@@ -27,18 +27,27 @@ class PagedBatch(NamedTuple):
     num_slots: Any
 
     @classmethod
-    def checked(cls, *arrays: Any, page_size: Any, num_slots: Any) -> PagedBatch:
+    def checked(
+        cls,
+        query_start_loc: Any,
+        seq_lens: Any,
+        block_table: Any,
+        slot_mapping: Any,
+        *,
+        page_size: Any,
+        num_slots: Any,
+    ) -> PagedBatch:
         """Of arrays that agree on n and T."""
-        batch = cls(*arrays, *checks.cache_of(page_size, num_slots))
-        num_requests = checks.batch_of(batch.query_start_loc, batch.seq_lens)
-        rows, columns = checks.int32_shape(batch.block_table, "block_table", "[n, columns]")
+        page_size, num_slots = checks.cache_of(page_size, num_slots)
+        num_requests = checks.batch_of(query_start_loc, seq_lens)
+        rows, columns = checks.int32_shape(block_table, "block_table", "[n, columns]")
         checks.check_columns(columns, "block_table")
         if rows != num_requests:
             raise ValueError(
                 f"block_table must have a row for each of the {num_requests} requests; got {rows}"
             )
-        checks.int32_shape(batch.slot_mapping, "slot_mapping", "[T]")
-        return batch
+        checks.int32_shape(slot_mapping, "slot_mapping", "[T]")
+        return cls(query_start_loc, seq_lens, block_table, slot_mapping, page_size, num_slots)
 
     @property
     def num_requests(self) -> int:
@@ -62,7 +71,8 @@ class PagedBatch(NamedTuple):
         )
 
     def as_jax(self) -> PagedBatch:
-        return PagedBatch(*map(to_jax, self[:4], self._fields[:4]), *self[4:])
+        names = self._fields[:4]
+        return self._replace(**{name: to_jax(getattr(self, name), name) for name in names})
 
     def slots_of(self, request: jax.Array, token: jax.Array) -> jax.Array:
         return slots_of(self.block_table, request, token, self.page_size, self.num_slots)
