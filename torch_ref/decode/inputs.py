@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
@@ -12,6 +12,7 @@ from jaxtyping import BFloat16, Float, Float8e4m3fn, Int32
 from torch import Tensor
 
 from torch_ref.arguments import finite_scale, require_device, require_tensor, shape_of
+from torch_ref.calls import called_with
 from torch_ref.planning import DecodeRows, check_shard, decode_rows, local_key_counts
 from torch_ref.planning.decode import query_starts
 
@@ -22,6 +23,26 @@ DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 QueryRows = BFloat16[Tensor, "T H D"] | Float8e4m3fn[Tensor, "T H D"]
 Pages = BFloat16[Tensor, "N P D"] | Float8e4m3fn[Tensor, "N P D"]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeCall:
+    """One rank's arguments as they are handed in; dcp_decode_oracle says what they mean."""
+
+    q: QueryRows
+    kv_cache: Pages
+    block_table: Int32[Tensor, "B M"]
+    seq_lens: Int32[Tensor, " B"]
+    query_start_loc: Int32[Tensor, " B+1"]
+    sm_scale: float
+    _: KW_ONLY
+    total_lens: Int32[Tensor, " B"]
+    dcp_rank: int = 0
+    dcp_world: int = 1
+    interleave: int = 1
+    causal: bool = True
+    kv_scale: float | Tensor | None = None
+    q_scale: float | Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,22 +163,7 @@ def rows_with_keys(
             yield Row(at, inputs.q[t].to(dtype), keys[: key_counts[t]])
 
 
-def check_decode_inputs(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    sm_scale: float,
-    *,
-    total_lens: Tensor,
-    dcp_rank: int = 0,
-    dcp_world: int = 1,
-    interleave: int = 1,
-    causal: bool = True,
-    kv_scale: float | Tensor | None = None,
-    q_scale: float | Tensor | None = None,
-) -> DecodeInputs:
+def check_call(call: DecodeCall) -> DecodeInputs:
     """Checks rank, dtype, shape and values; ValueError names the argument, what it was, what fits.
 
     Accepted: q [T, H, 576] and kv_cache [pages, P, 576], each bf16 or float8_e4m3fn, H in 1..128,
@@ -167,15 +173,11 @@ def check_decode_inputs(
     lies past that is never read); sm_scale, kv_scale and q_scale finite in fp32, the last two
     positive and for float8 only.
     """
+    q, kv_cache, block_table = call.q, call.kv_cache, call.block_table
     require_tensor("q", q, *DTYPES)
     require_tensor("kv_cache", kv_cache, *DTYPES)
-    for name, tensor in (
-        ("block_table", block_table),
-        ("seq_lens", seq_lens),
-        ("query_start_loc", query_start_loc),
-        ("total_lens", total_lens),
-    ):
-        require_tensor(name, tensor, torch.int32)
+    for name in ("block_table", "seq_lens", "query_start_loc", "total_lens"):
+        require_tensor(name, getattr(call, name), torch.int32)
     if q.ndim != 3 or q.shape[2] != KEY_WIDTH:
         raise ValueError(f"q: shape {shape_of(q)}; accepted is [T, H, {KEY_WIDTH}]")
     T, H, _ = q.shape
@@ -183,10 +185,11 @@ def check_decode_inputs(
         raise ValueError(f"q: {H} heads; accepted are 1 to {MAX_HEADS}")
     if kv_cache.ndim != 3 or kv_cache.shape[2] != KEY_WIDTH or kv_cache.shape[1] < 1:
         raise ValueError(f"kv_cache: shape {shape_of(kv_cache)}; accepted is [pages, P, 576]")
-    if query_start_loc.ndim != 1 or not len(query_start_loc):
-        raise ValueError(f"query_start_loc: shape {shape_of(query_start_loc)}; accepted is [B + 1]")
-    B = len(query_start_loc) - 1
-    for name, tensor in (("seq_lens", seq_lens), ("total_lens", total_lens)):
+    starts = call.query_start_loc
+    if starts.ndim != 1 or not len(starts):
+        raise ValueError(f"query_start_loc: shape {shape_of(starts)}; accepted is [B + 1]")
+    B = len(starts) - 1
+    for name, tensor in (("seq_lens", call.seq_lens), ("total_lens", call.total_lens)):
         if tensor.shape != (B,):
             raise ValueError(
                 f"{name}: shape {shape_of(tensor)}; query_start_loc has {B} requests and one "
@@ -196,27 +199,27 @@ def check_decode_inputs(
         raise ValueError(f"block_table: shape {shape_of(block_table)}; accepted is [{B}, width]")
     require_device({"kv_cache": kv_cache, "block_table": block_table}, q.device)
     check_shard(
-        dcp_rank=dcp_rank,
-        dcp_world=dcp_world,
-        interleave=interleave,
+        dcp_rank=call.dcp_rank,
+        dcp_world=call.dcp_world,
+        interleave=call.interleave,
         page_size=kv_cache.shape[1],
     )
-    if not isinstance(causal, bool):
-        raise ValueError(f"causal: {causal!r}; accepted are True and False")
-    key_scale = _scale("kv_scale", kv_scale, "kv_cache", kv_cache)
+    if not isinstance(call.causal, bool):
+        raise ValueError(f"causal: {call.causal!r}; accepted are True and False")
+    key_scale = _scale("kv_scale", call.kv_scale, "kv_cache", kv_cache)
     given = DecodeInputs(
         q,
         kv_cache,
         block_table,
-        tuple(seq_lens.tolist()),
-        query_starts(query_start_loc.tolist()),
-        finite_scale(sm_scale),
-        tuple(total_lens.tolist()),
-        dcp_rank,
-        dcp_world,
-        interleave,
-        causal,
-        q_scale=_scale("q_scale", q_scale, "q", q),
+        tuple(call.seq_lens.tolist()),
+        query_starts(starts.tolist()),
+        finite_scale(call.sm_scale),
+        tuple(call.total_lens.tolist()),
+        call.dcp_rank,
+        call.dcp_world,
+        call.interleave,
+        call.causal,
+        q_scale=_scale("q_scale", call.q_scale, "q", q),
         key_scale=key_scale,
         value_scale=key_scale,
     )
@@ -227,6 +230,9 @@ def check_decode_inputs(
         if queries and problem:
             raise ValueError(problem)
     return given
+
+
+check_decode_inputs = called_with(DecodeCall)(check_call)
 
 
 def _table_problems(given: DecodeInputs) -> list[str | None]:

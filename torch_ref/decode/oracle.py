@@ -20,17 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float32, Float64, Int32
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from torch_ref.arguments import token_rows
 from torch_ref.arithmetic import LN2, LOG2E, full_fp32_products, max_without_nan
+from torch_ref.calls import called_with
 from torch_ref.decode.inputs import (
     VALUE_WIDTH,
+    DecodeCall,
     DecodeInputs,
-    Pages,
-    QueryRows,
-    check_decode_inputs,
+    check_call,
     rows_with_keys,
 )
 from torch_ref.decode.variants import CONTRACT, DecodeVariant
@@ -59,25 +59,17 @@ class DecodeResult:
     lse: Float32[Tensor, "R H"]
 
 
-def dcp_decode_oracle(
-    q: QueryRows,
-    kv_cache: Pages,
-    block_table: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    query_start_loc: Int32[Tensor, " B+1"],
-    sm_scale: float,
-    *,
-    total_lens: Int32[Tensor, " B"],
-    dcp_rank: int = 0,
-    dcp_world: int = 1,
-    interleave: int = 1,
-    causal: bool = True,
-    kv_scale: float | Tensor | None = None,
-    q_scale: float | Tensor | None = None,
-    rows: Sequence[int] | Tensor | None = None,
-    device: torch.device | str | None = None,
-    variant: DecodeVariant = CONTRACT,
-) -> DecodeOracleResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OracleCall(DecodeCall):
+    """The arguments of dcp_decode_oracle."""
+
+    rows: Sequence[int] | Tensor | None = None
+    device: torch.device | str | None = None
+    variant: DecodeVariant = CONTRACT
+
+
+@called_with(OracleCall)
+def dcp_decode_oracle(call: OracleCall) -> DecodeOracleResult:
     """One rank's decode in float64.
 
     q [T, H, 576], H in 1..128, and kv_cache [pages, P, 576], each bf16 or float8_e4m3fn. A float8
@@ -98,22 +90,8 @@ def dcp_decode_oracle(
 
     ValueError names the argument that doesn't fit, what it was and what is accepted.
     """
-    given = check_decode_inputs(
-        q,
-        kv_cache,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        sm_scale,
-        total_lens=total_lens,
-        dcp_rank=dcp_rank,
-        dcp_world=dcp_world,
-        interleave=interleave,
-        causal=causal,
-        kv_scale=kv_scale,
-        q_scale=q_scale,
-    ).on(device)
-    wanted = token_rows(rows, given.tokens, given.q.device)
+    variant, given = call.variant, check_call(call).on(call.device)
+    wanted = token_rows(call.rows, given.tokens, given.q.device)
     computed = token_rows(None, given.tokens, given.q.device) if variant.moves_rows else wanted
     inputs = variant.change_inputs(given)
     request, counts = variant.visible(given)
@@ -156,25 +134,17 @@ def _attend(
     )
 
 
-def dcp_decode(
-    q: QueryRows,
-    kv_cache: Pages,
-    block_table: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    query_start_loc: Int32[Tensor, " B+1"],
-    sm_scale: float,
-    *,
-    total_lens: Int32[Tensor, " B"],
-    dcp_rank: int = 0,
-    dcp_world: int = 1,
-    interleave: int = 1,
-    causal: bool = True,
-    kv_scale: float | Tensor | None = None,
-    q_scale: float | Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    rows: Sequence[int] | Tensor | None = None,
-    device: torch.device | str | None = None,
-) -> DecodeResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EagerCall(DecodeCall):
+    """The arguments of dcp_decode."""
+
+    out_dtype: torch.dtype = torch.bfloat16
+    rows: Sequence[int] | Tensor | None = None
+    device: torch.device | str | None = None
+
+
+@called_with(EagerCall)
+def dcp_decode(call: EagerCall) -> DecodeResult:
     """One rank's decode in the precision recipe of the SM90 kernels, written eagerly.
 
     Scores are fp32 products of the stored q and keys (both exact in bf16, float8 too) and go to
@@ -186,25 +156,13 @@ def dcp_decode(
     out_dtype is bf16 or fp32, the latter for partial results that are still to be merged. Other
     arguments, special values and errors are those of `dcp_decode_oracle`.
     """
-    if out_dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"out_dtype: {out_dtype}; accepted are torch.bfloat16 and torch.float32")
-    inputs = check_decode_inputs(
-        q,
-        kv_cache,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        sm_scale,
-        total_lens=total_lens,
-        dcp_rank=dcp_rank,
-        dcp_world=dcp_world,
-        interleave=interleave,
-        causal=causal,
-        kv_scale=kv_scale,
-        q_scale=q_scale,
-    ).on(device)
-    chosen = token_rows(rows, inputs.tokens, inputs.q.device).tolist()
-    out = inputs.q.new_zeros(len(chosen), inputs.heads, VALUE_WIDTH, dtype=out_dtype)
+    if call.out_dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"out_dtype: {call.out_dtype}; accepted are torch.bfloat16 and torch.float32"
+        )
+    inputs = check_call(call).on(call.device)
+    chosen = token_rows(call.rows, inputs.tokens, inputs.q.device).tolist()
+    out = inputs.q.new_zeros(len(chosen), inputs.heads, VALUE_WIDTH, dtype=call.out_dtype)
     lse = out.new_full(out.shape[:2], -math.inf, dtype=torch.float32)
     request, counts = inputs.rows.request, inputs.key_counts
     with full_fp32_products():

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import BFloat16, Float32, Int32
+from jaxtyping import BFloat16, Int32
 from torch import Tensor
 
-from torch_ref.indices.visibility import ImageSpans
+from torch_ref.calls import called_with
 from torch_ref.kv_cache import PagedKV, position_slots, read_kv
-from torch_ref.v4.inputs import V4Inputs, check_v4_inputs
+from torch_ref.v4.inputs import V4Call, V4Inputs, check_call
 
 
 class FlatCall(NamedTuple):
@@ -26,26 +26,8 @@ class FlatCall(NamedTuple):
     topk_length: Int32[Tensor, " T"]
 
 
-def flat_v4_call(
-    q: BFloat16[Tensor, "T H 512"],
-    swa_cache: Tensor,
-    swa_block_table: Int32[Tensor, "n columns"],
-    query_start_loc: Int32[Tensor, " n+1"],
-    seq_lens: Int32[Tensor, " n"],
-    sm_scale: float,
-    *,
-    swa_page: int,
-    kv_format: str = "v4-fp8",
-    compress_ratio: int,
-    compressed_cache: Tensor | None = None,
-    compressed_page: int | None = None,
-    compressed_block_table: Int32[Tensor, "n columns2"] | None = None,
-    topk_indices: Int32[Tensor, "T topk"] | None = None,
-    window: int = 128,
-    attn_sink: Float32[Tensor, " H"] | None = None,
-    image_spans: ImageSpans | None = None,
-    max_image_tokens: int = 0,
-) -> FlatCall:
+@called_with(V4Call)
+def flat_v4_call(call: V4Call) -> FlatCall:
     """The arguments that sparse prefill needs besides q, sm_scale and attn_sink.
 
     kv holds, request by request, of those with query tokens: its compressed entries from 0 on,
@@ -55,26 +37,7 @@ def flat_v4_call(
 
     Arguments and errors are check_v4_inputs'; a page that a key lies on must be in the cache.
     """
-    inputs = check_v4_inputs(
-        q,
-        swa_cache,
-        swa_block_table,
-        query_start_loc,
-        seq_lens,
-        sm_scale,
-        swa_page=swa_page,
-        kv_format=kv_format,
-        compress_ratio=compress_ratio,
-        compressed_cache=compressed_cache,
-        compressed_page=compressed_page,
-        compressed_block_table=compressed_block_table,
-        topk_indices=topk_indices,
-        window=window,
-        attn_sink=attn_sink,
-        image_spans=image_spans,
-        max_image_tokens=max_image_tokens,
-    )
-    return flatten(inputs)
+    return flatten(check_call(call))
 
 
 def flatten(inputs: V4Inputs) -> FlatCall:

@@ -21,9 +21,9 @@ from jaxtyping import BFloat16, Float32, Int32
 from torch import Tensor
 
 from torch_ref.arguments import shape_of
+from torch_ref.calls import called_with
 from torch_ref.indices import combine_topk_swa_indices
 from torch_ref.indices.checks import whole
-from torch_ref.indices.visibility import ImageSpans
 from torch_ref.kv_cache import gather_kv
 from torch_ref.planning import (
     PrefillChunk,
@@ -33,7 +33,7 @@ from torch_ref.planning import (
     workspace_area_limit,
 )
 from torch_ref.prefill import SparsePrefillResult, sparse_prefill
-from torch_ref.v4.inputs import V4Inputs, check_v4_inputs
+from torch_ref.v4.inputs import V4Call, V4Inputs, check_call
 
 
 class Attend(Protocol):
@@ -79,34 +79,22 @@ class V4PrefillResult:
     stages: tuple[ChunkStage, ...] | None = None
 
 
-def v4_prefill(
-    q: BFloat16[Tensor, "T H 512"],
-    swa_cache: Tensor,
-    swa_block_table: Int32[Tensor, "n columns"],
-    query_start_loc: Int32[Tensor, " n+1"],
-    seq_lens: Int32[Tensor, " n"],
-    sm_scale: float,
-    *,
-    swa_page: int,
-    kv_format: str = "v4-fp8",
-    compress_ratio: int,
-    compressed_cache: Tensor | None = None,
-    compressed_page: int | None = None,
-    compressed_block_table: Int32[Tensor, "n columns2"] | None = None,
-    topk_indices: Int32[Tensor, "T topk"] | None = None,
-    window: int = 128,
-    attn_sink: Float32[Tensor, " H"] | None = None,
-    image_spans: ImageSpans | None = None,
-    max_image_tokens: int = 0,
-    seq_lens_bound: Sequence[SupportsIndex] | Tensor | None = None,
-    max_model_len: int,
-    max_num_batched_tokens: int,
-    chunk_size: int = 4,
-    plan: Sequence[PrefillChunk] | None = None,
-    rules: Rules = "fixed",
-    attend: Attend = sparse_prefill,
-    keep_stages: bool = False,
-) -> V4PrefillResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PathCall(V4Call):
+    """The arguments of v4_prefill."""
+
+    seq_lens_bound: Sequence[SupportsIndex] | Tensor | None = None
+    max_model_len: int
+    max_num_batched_tokens: int
+    chunk_size: int = 4
+    plan: Sequence[PrefillChunk] | None = None
+    rules: Rules = "fixed"
+    attend: Attend = sparse_prefill
+    keep_stages: bool = False
+
+
+@called_with(PathCall)
+def v4_prefill(call: PathCall) -> V4PrefillResult:
     """DeepSeek-V4's sparse prefill from paged caches, chunk by chunk.
 
     q [T, H, 512] bf16 holds the tokens of n requests in order: request i's rows are
@@ -127,40 +115,21 @@ def v4_prefill(
     isn't in order, leaves query tokens out, or whose workspace is too small for a request or larger
     than the limit; whatever the stages refuse.
     """
-    inputs = check_v4_inputs(
-        q,
-        swa_cache,
-        swa_block_table,
-        query_start_loc,
-        seq_lens,
-        sm_scale,
-        swa_page=swa_page,
-        kv_format=kv_format,
-        compress_ratio=compress_ratio,
-        compressed_cache=compressed_cache,
-        compressed_page=compressed_page,
-        compressed_block_table=compressed_block_table,
-        topk_indices=topk_indices,
-        window=window,
-        attn_sink=attn_sink,
-        image_spans=image_spans,
-        max_image_tokens=max_image_tokens,
-    )
-    has_compressed = inputs.compressed is not None
+    inputs = check_call(call)
     limits = {
         "compress_ratio": inputs.compress_ratio,
         "window": inputs.window,
-        "max_model_len": max_model_len,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "chunk_size": chunk_size,
-        "has_compressed": has_compressed,
+        "max_model_len": call.max_model_len,
+        "max_num_batched_tokens": call.max_num_batched_tokens,
+        "chunk_size": call.chunk_size,
+        "has_compressed": inputs.compressed is not None,
     }
-    bounds = _bounds(seq_lens_bound, inputs)
+    bounds, plan = _bounds(call.seq_lens_bound, inputs), call.plan
     if plan is None:
-        plan = plan_prefill_chunks(bounds, inputs.batch.query_lens, rules=rules, **limits)
+        plan = plan_prefill_chunks(bounds, inputs.batch.query_lens, rules=call.rules, **limits)
     plan = chunks_of(plan)
     check_plan(plan, inputs, area=workspace_area_limit(**limits))
-    return run_plan(inputs, plan, attend=attend, keep_stages=keep_stages)
+    return run_plan(inputs, plan, attend=call.attend, keep_stages=call.keep_stages)
 
 
 def run_plan(
