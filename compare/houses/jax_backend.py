@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from compare.houses.xla_cache import keep_programs
+from compare.protocol.suite import lookup
 
 INTERPRETER = "pallas-interpret"
 
@@ -40,19 +41,47 @@ def jax_device(device: str | None) -> Any:
 
 
 class JaxBackend:
-    """What runs on one of jax_impl's backends, which both of its operations share."""
+    """What runs on one of jax_impl's backends; the first of an implementation's bases.
 
-    name: str
-    device: str | None
-    backend: str = ""
-    """Where it isn't the name."""
+    backend: where it isn't the name. functions: MODULE:NAME of what it calls, imported before the
+    first call. most_blocks, block, rows: how large a case the interpreter takes: blocks of so many
+    keys and rows, and what the rows are.
+    """
+
+    functions: tuple[str, ...] = ()
+    most_blocks: int = INTERPRETER_BLOCKS
+    block: tuple[int, int] = (KEYS, HEADS)
+    rows: str = "heads"
+
+    def __init__(self, name: str, device: str | None = None, *, backend: str | None = None) -> None:
+        self.name = name
+        self.backend = backend or name
+        # The interpreter is a CPU program wherever it runs.
+        self.device = "cpu" if self.backend == INTERPRETER else device
+
+    def warm_up(self) -> None:
+        import_jax()
+        for word in self.functions:
+            lookup(word)
+        jax_device(self.device)
+
+    def too_large(self, blocks: Callable[[int, int], int]) -> str | None:
+        """Why the interpreter doesn't take a case; None elsewhere, and of a small one. blocks: of
+        the case, given their keys and rows."""
+        if self.backend != INTERPRETER or blocks(*self.block) <= self.most_blocks:
+            return None
+        keys, rows = self.block
+        return (
+            f"the interpreter takes cases of at most {self.most_blocks} blocks of {keys} keys x "
+            f"{rows} {self.rows}"
+        )
 
     def unavailable(self) -> str | None:
         import_jax()
         from jax_impl.prefill import unsupported_reason
 
         try:
-            return unsupported_reason(self.backend or self.name, jax_device(self.device))
+            return unsupported_reason(self.backend, jax_device(self.device))
         except (RuntimeError, IndexError) as error:
             return f"jax has no device {self.device!r} here ({error})"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from compare.protocol.suite import lookup
+
 
 def torch_device(device: str | None) -> str:
     """The torch device that a word of the command line means; None: cuda where there is one."""
@@ -14,6 +16,12 @@ class TorchDevice:
     """What runs wherever torch does."""
 
     device: str | None
+    functions: tuple[str, ...] = ()
+    """MODULE:NAME of what it calls, imported before the first call."""
+
+    def warm_up(self) -> None:
+        for word in self.functions:
+            lookup(word)
 
     def unavailable(self) -> str | None:
         import torch

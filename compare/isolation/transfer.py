@@ -1,17 +1,19 @@
-"""Inputs and results between processes: the arrays lie in files that nobody sees, open on both
-sides, whose memory goes with the last array that shows them, even where a process is killed.
+"""Inputs and results between processes: arrays lie in anonymous memory files, open on both sides,
+whose memory goes with the last array that shows them, even where a process is killed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import mmap
 import os
+import pickle
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, BinaryIO
 
@@ -23,26 +25,12 @@ from compare.protocol.inputs import Inputs, Result
 
 _MOST_FILES = 200  # in one message; the system takes 253
 
-NESTED = ("shards", "stages")
-"""The fields that hold a tuple of dataclasses with arrays of their own."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stored:
-    """An array in the file that comes as number `file`; None: it has no elements. strides: in
-    elements, of a view stored with its gaps; None: dense."""
-
-    file: int | None
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
-    """An Inputs or a Result, its arrays Stored in `files`."""
+    """An Inputs or a Result, pickled; the memory of its arrays is in `files`, in their order."""
 
-    value: Any
+    content: bytes
     files: tuple[BinaryIO, ...]
 
 
@@ -50,15 +38,49 @@ class Packed:
 class _Announced:
     """What a Packed is on the way: its files follow the message."""
 
-    value: Any
+    content: bytes
     files: int
 
 
+class _Pickler(pickle.Pickler):
+    """Arrays out of band, wherever they are nested. NumPy's own way would copy those whose dtype is
+    of ml_dtypes and those that aren't dense into the pickle."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, np.ndarray):
+            return NotImplemented
+        strides = None
+        flat = None if obj.flags.c_contiguous else span(obj)
+        if flat is not None:  # stored with its gaps
+            strides = obj.strides
+        dense = np.ascontiguousarray(obj) if flat is None else flat
+        buffer = pickle.PickleBuffer(dense.reshape(-1).view(np.uint8)) if dense.size else None
+        return _array, (buffer, obj.dtype.name, obj.shape, strides)
+
+
+def _array(
+    buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None
+) -> np.ndarray:
+    """The array whose bytes are in `buffer`; None: it has no elements."""
+    if buffer is None:
+        return np.empty(shape, np.dtype(dtype))
+    array = np.frombuffer(buffer, np.uint8).view(np.dtype(dtype))
+    if strides is None:
+        return array.reshape(shape)
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+
 def pack(value: Inputs | Result) -> Packed:
-    """The dataclass with each of its arrays, and of what it nests, written to a file and replaced
-    by a Stored."""
+    """The dataclass, pickled; each array in it is written to a file."""
     files: list[BinaryIO] = []
-    return Packed(value=_stored(value, files), files=tuple(files))
+
+    def store(buffer: pickle.PickleBuffer) -> None:
+        files.append(_hidden_file())
+        np.frombuffer(buffer, np.uint8).tofile(files[-1])
+
+    content = io.BytesIO()
+    _Pickler(content, protocol=5, buffer_callback=store).dump(value)
+    return Packed(content=content.getvalue(), files=tuple(files))
 
 
 def send(connection: Connection, message: tuple[Any, ...]) -> None:
@@ -90,59 +112,20 @@ def receive(connection: Connection) -> Any:
     try:
         if len(descriptors) != count:
             raise EOFError(f"{len(descriptors)} of {count} files came")
-        left = iter(descriptors)
-        return tuple(_unpacked(p, left) if isinstance(p, _Announced) else p for p in message)
+        memory = (mmap.mmap(number, 0, access=mmap.ACCESS_COPY) for number in descriptors)
+        return tuple(
+            pickle.loads(part.content, buffers=list(itertools.islice(memory, part.files)))
+            if isinstance(part, _Announced)
+            else part
+            for part in message
+        )
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _announced(packed: Packed) -> _Announced:
-    return _Announced(value=packed.value, files=len(packed.files))
-
-
-def _unpacked(announced: _Announced, descriptors: Iterator[int]) -> Any:
-    own = list(itertools.islice(descriptors, announced.files))
-    return _fetched(announced.value, own)
-
-
-def _stored(value: Any, files: list[BinaryIO]) -> Any:
-    return _with_arrays(value, np.ndarray, lambda array: _store(array, files))
-
-
-def _fetched(value: Any, descriptors: list[int]) -> Any:
-    return _with_arrays(value, Stored, lambda stored: _fetch(stored, descriptors))
-
-
-def _with_arrays(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The dataclass with each `kind` in it changed: in a field, in a mapping, in what it nests."""
-    changed: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        if isinstance(held, kind):
-            changed[field.name] = change(held)
-        elif isinstance(held, Mapping):
-            changed[field.name] = {
-                name: change(item) if isinstance(item, kind) else item
-                for name, item in held.items()
-            }
-        elif field.name in NESTED and held:
-            changed[field.name] = tuple(_with_arrays(part, kind, change) for part in held)
-    return dataclasses.replace(value, **changed)
-
-
-def _store(array: np.ndarray, files: list[BinaryIO]) -> Stored:
-    strides = None
-    flat = None if array.flags.c_contiguous else span(array)
-    if flat is not None:
-        strides = tuple(step // array.itemsize for step in array.strides)
-    held = np.ascontiguousarray(array) if flat is None else flat
-    if held.size == 0:
-        return Stored(file=None, dtype=array.dtype.name, shape=array.shape)
-    file = _hidden_file()
-    files.append(file)
-    held.reshape(-1).view(np.uint8).tofile(file)
-    return Stored(file=len(files) - 1, dtype=array.dtype.name, shape=array.shape, strides=strides)
+    return _Announced(content=packed.content, files=len(packed.files))
 
 
 def _hidden_file() -> BinaryIO:
@@ -151,18 +134,6 @@ def _hidden_file() -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("mla-crosscheck"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
-
-
-def _fetch(stored: Stored, descriptors: list[int]) -> np.ndarray:
-    dtype = np.dtype(stored.dtype)
-    if stored.file is None:
-        return np.empty(stored.shape, dtype)
-    memory = mmap.mmap(descriptors[stored.file], 0, access=mmap.ACCESS_COPY)
-    array = np.frombuffer(memory, np.uint8).view(dtype)
-    if stored.strides is None:
-        return array.reshape(stored.shape)
-    steps = tuple(step * dtype.itemsize for step in stored.strides)
-    return np.lib.stride_tricks.as_strided(array, stored.shape, steps)
 
 
 def _socket_of(connection: Connection) -> socket.socket:
@@ -175,22 +146,21 @@ def fingerprint(inputs: Inputs) -> str:
     moment whether two processes hold the same inputs."""
     digest = hashlib.sha256()
     for field in dataclasses.fields(inputs):
-        value = getattr(inputs, field.name)
-        if isinstance(value, Mapping):
-            for name, item in sorted(value.items()):
-                _add(digest, name, item)
-        elif field.name in NESTED:
-            for part in value or ():
-                digest.update(fingerprint(part).encode())
-        elif field.name != "case":
-            _add(digest, field.name, value)
+        if field.name != "case":
+            _add(digest, field.name, getattr(inputs, field.name))
     return digest.hexdigest()
 
 
 def _add(digest: hashlib._Hash, name: str, value: Any) -> None:
-    if not isinstance(value, np.ndarray):
+    if isinstance(value, Mapping):
+        for key, item in sorted(value.items()):
+            _add(digest, key, item)
+    elif isinstance(value, tuple) and any(isinstance(item, Inputs) for item in value):
+        for item in value:
+            digest.update(fingerprint(item).encode())
+    elif isinstance(value, np.ndarray):
+        rows = np.linspace(0, len(value) - 1, min(len(value), 64)).astype(int)
+        digest.update(f"{name}:{value.dtype.name}{list(value.shape)}".encode())
+        digest.update(np.ascontiguousarray(value[rows]).view(np.uint8))
+    else:
         digest.update(f"{name}={value!r}".encode())
-        return
-    rows = np.linspace(0, len(value) - 1, min(len(value), 64)).astype(int)
-    digest.update(f"{name}:{value.dtype.name}{list(value.shape)}".encode())
-    digest.update(np.ascontiguousarray(value[rows]).view(np.uint8))

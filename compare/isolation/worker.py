@@ -29,6 +29,7 @@ class Isolated:
     that its GPU context didn't survive. It makes a case's inputs itself, from the line; tensors of
     the caller's own (inputs.case is None) go there, and results come back, as files.
 
+    finder: MODULE:FUNCTION, which gives the implementation of (target, device) in the worker.
     local: the same implementation in this process, only to be asked what it supports; without one
     the worker is asked, as for a user's function, whose module this process never imports.
     timeout: seconds that one call may take, None for no limit. What a user's function prints is
@@ -36,9 +37,15 @@ class Isolated:
     """
 
     def __init__(
-        self, target: str, device: str | None = None, local: Implementation | None = None
+        self,
+        target: str,
+        device: str | None = None,
+        local: Implementation | None = None,
+        *,
+        finder: str,
     ) -> None:
         self.target = target
+        self._finder = finder
         self.device = device
         self.timeout: float | None = None
         self._local = local
@@ -112,7 +119,7 @@ class Isolated:
             return True
         self._child = Child("compare.isolation.worker_main", echo=self._local is None)
         try:
-            answer = self._ask("load", self.target, self.device, timeout=LOAD_SECONDS)
+            answer = self._ask("load", self._finder, self.target, self.device, timeout=LOAD_SECONDS)
         except (Raised, Unsupported, WorkerDied, TimedOut) as error:
             self.close()
             self._load_failure = error

@@ -14,12 +14,13 @@ from compare.isolation.failures import Failure
 from compare.isolation.transfer import fingerprint, pack, receive, send
 from compare.protocol.implementation import Implementation, UnknownImplementation, warm_up
 from compare.protocol.inputs import Inputs
+from compare.protocol.suite import lookup
 
 
 def main(fd: int) -> None:
     """Answers requests on `fd` until the other end closes it. Requests and their answers:
 
-    ("load", name, device)    -> ("loaded", name, suites) | ("unknown", sentence)
+    ("load", finder, name, device) -> ("loaded", name, suites) | ("unknown", sentence)
     ("supports", line)        -> ("supports", reason)
     ("prepare", line)         no answer: makes the inputs of the case that comes next
     ("run", line, fingerprint, inputs) -> ("ready",), then ("result", result, seconds)
@@ -62,16 +63,15 @@ class _Worker:
         if answer is not None:
             send(self.connection, answer)
 
-    def _load(self, name: str, device: str | None) -> tuple[Any, ...]:
-        from compare.run import registry
-
+    def _load(self, finder: str, name: str, device: str | None) -> tuple[Any, ...]:
         if device is not None and device.startswith("cuda:"):
             import torch
 
             torch.cuda.set_device(device)
-        self._implementation = registry.in_process(name, device)
-        warm_up(self._implementation)
-        return ("loaded", self._implementation.name, self._implementation.suites)
+        implementation: Implementation = lookup(finder)(name, device)
+        warm_up(implementation)
+        self._implementation = implementation
+        return ("loaded", implementation.name, implementation.suites)
 
     def _supports(self, line: str) -> tuple[Any, ...]:
         from compare.suites.table import parse_case

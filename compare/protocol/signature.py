@@ -86,8 +86,8 @@ class Signature[I: Inputs, R: Result]:
     apart: fields that a caller's mapping can't have. withheld: arguments that functions aren't
     given. optional: arguments that a function may lack, and what it then isn't for ("": nothing).
     results: the arrays of a result, and whether each is needed. answered: what a function gives
-    back, in the order of a tuple; none: the suite reads answers itself. beside: what a mapping or an
-    object may have besides.
+    back, in the order of a tuple; none: the suite reads answers itself. beside: what a mapping or
+    an object may have besides.
     empty_lse: the lse of an empty row; None: results have no lse.
     takes_arrays: whether functions are called with arrays. file: how calls are kept in files; None:
     they aren't.

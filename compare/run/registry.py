@@ -75,7 +75,8 @@ def find(name: str, device: str | None = None) -> Implementation:
         from compare.isolation.worker import Isolated
 
         entry = TABLE.get(name)
-        implementation = Isolated(name, device, None if entry is None else entry.make(device))
+        local = None if entry is None else entry.make(device)
+        implementation = Isolated(name, device, local, finder=f"{__name__}:{in_process.__name__}")
         if entry is None:
             implementation.check()
         return implementation

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compare.houses.jax_backend import INTERPRETER, JaxBackend, import_jax, jax_device
+from compare.houses.jax_backend import JaxBackend, import_jax, jax_device
 from compare.houses.ranks import merge_by_jax
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
@@ -20,18 +20,9 @@ KEYS, ROWS = 128, 64  # of one pair of blocks of the kernel: keys, (token, head)
 class JaxDcpDecode(JaxBackend, DcpDecode):
     """jax_impl.dcp_decode on one backend."""
 
+    functions = ("jax_impl:dcp_decode",)
+    most_blocks, block, rows = INTERPRETER_BLOCKS, (KEYS, ROWS), "(token, head) rows"
     merge = staticmethod(merge_by_jax)
-
-    def __init__(self, backend: str, device: str | None = None) -> None:
-        # The interpreter is a CPU program wherever it runs.
-        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
-
-    def warm_up(self) -> None:
-        import_jax()
-        import jax_impl
-
-        _ = jax_impl.dcp_decode
-        jax_device(self.device)
 
     def refuses(self, case: DcpDecodeCase) -> str | None:
         from jax_impl.decode.arguments import PAGE_SIZES
@@ -39,12 +30,7 @@ class JaxDcpDecode(JaxBackend, DcpDecode):
         if case.page not in PAGE_SIZES:
             accepted = ", ".join(map(str, PAGE_SIZES))
             return f"page = {case.page}: jax_impl's decode takes pages of {accepted} keys"
-        if self.name != INTERPRETER or case.blocks(KEYS, ROWS) <= INTERPRETER_BLOCKS:
-            return None
-        return (
-            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {KEYS} keys x "
-            f"{ROWS} (token, head) rows"
-        )
+        return self.too_large(case.blocks)
 
     def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
         return self._call(inputs, "bfloat16")

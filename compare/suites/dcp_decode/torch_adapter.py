@@ -32,10 +32,7 @@ def decode_arguments(inputs: DcpDecodeInputs, device: str) -> tuple[tuple[Any, .
 class TorchDcpDecode(TorchDevice, DcpDecode):
     """torch_ref.dcp_decode: the kernels' precision recipe, eagerly."""
 
-    def warm_up(self) -> None:
-        import torch_ref
-
-        _ = torch_ref.dcp_decode
+    functions = ("torch_ref:dcp_decode",)
 
     def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
         return self._call(inputs)

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
-from compare.protocol.implementation import Unsupported
-from compare.protocol.inputs import Inputs
 from compare.protocol.one_suite import OneSuite
 from compare.suites.sparse_prefill.case import SparsePrefillCase
 from compare.suites.sparse_prefill.chunks import run_chunks
 
 
-class SparsePrefill(OneSuite[SparsePrefillCase]):
-    """Base of sparse prefill: a subclass says what stops it here and computes one call."""
+class SparsePrefill(OneSuite[SparsePrefillCase, SparsePrefillInputs]):
+    """Base of sparse prefill; inputs.chunks is None in a `call`."""
 
-    suites = frozenset({"sparse-prefill"})
     case_type = SparsePrefillCase
-
-    def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
-        """One call; inputs.chunks is None."""
-        raise NotImplementedError
+    inputs_type = SparsePrefillInputs
 
     def call_chunk(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         """One call for a chunk of a plan, which may be empty."""
         return self.call(inputs)
 
-    def run(self, inputs: Inputs) -> SparsePrefillResult:
-        if not isinstance(inputs, SparsePrefillInputs):
-            raise Unsupported(f"{self.name} is for sparse-prefill")
+    def compute(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         if inputs.chunks is not None:
             return run_chunks(self.call_chunk, inputs)
         return self.call(inputs)

@@ -7,10 +7,6 @@ from typing import Any
 import numpy as np
 
 from compare.houses.jax_backend import (
-    HEADS,
-    INTERPRETER,
-    INTERPRETER_BLOCKS,
-    KEYS,
     JaxBackend,
     import_jax,
     jax_device,
@@ -23,26 +19,10 @@ from compare.suites.sparse_prefill.implementation import SparsePrefill
 class JaxSparsePrefill(JaxBackend, SparsePrefill):
     """jax_impl.sparse_prefill on one backend."""
 
-    def __init__(self, backend: str, device: str | None = None) -> None:
-        # The interpreter is a CPU program wherever it runs.
-        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
-
-    def warm_up(self) -> None:
-        import_jax()
-        import jax_impl
-
-        _ = jax_impl.sparse_prefill
-        jax_device(self.device)
+    functions = ("jax_impl:sparse_prefill",)
 
     def refuses(self, case: SparsePrefillCase) -> str | None:
-        if self.name != INTERPRETER:
-            return None
-        if case.blocks(KEYS, HEADS) <= INTERPRETER_BLOCKS:
-            return None
-        return (
-            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {KEYS} keys x "
-            f"{HEADS} heads"
-        )
+        return self.too_large(case.blocks)
 
     def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         jax = import_jax()

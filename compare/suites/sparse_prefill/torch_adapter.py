@@ -24,10 +24,7 @@ def torch_arguments(inputs: SparsePrefillInputs, device: str) -> tuple[tuple[Any
 class TorchSparsePrefill(TorchDevice, SparsePrefill):
     """torch_ref.sparse_prefill: the kernel's precision recipe, eagerly."""
 
-    def warm_up(self) -> None:
-        import torch_ref
-
-        _ = torch_ref.sparse_prefill
+    functions = ("torch_ref:sparse_prefill",)
 
     def call(self, inputs: SparsePrefillInputs) -> SparsePrefillResult:
         import torch_ref

@@ -6,27 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from compare.protocol.arrays import to_numpy
-from compare.protocol.implementation import Unsupported
-from compare.protocol.inputs import Inputs
 from compare.protocol.one_suite import OneSuite
-from compare.suites.v4_prefill.call import ChunkStage, V4PrefillInputs, V4PrefillResult
+from compare.suites.v4_prefill.call import ChunkStage, V4PrefillInputs
 from compare.suites.v4_prefill.case import V4PrefillCase
 
 
-class V4Prefill(OneSuite[V4PrefillCase]):
-    """Base of the whole path: a subclass says what stops it here and computes one batch."""
+class V4Prefill(OneSuite[V4PrefillCase, V4PrefillInputs]):
+    """Base of the whole path."""
 
-    suites = frozenset({"v4-prefill"})
     case_type = V4PrefillCase
-
-    def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
-        """One batch."""
-        raise NotImplementedError
-
-    def run(self, inputs: Inputs) -> V4PrefillResult:
-        if not isinstance(inputs, V4PrefillInputs):
-            raise Unsupported(f"{self.name} is for v4-prefill")
-        return self.call(inputs)
+    inputs_type = V4PrefillInputs
 
 
 def chunk_stages(stages: Iterable[Any] | None) -> tuple[ChunkStage, ...] | None:

@@ -7,10 +7,6 @@ from typing import Any
 import numpy as np
 
 from compare.houses.jax_backend import (
-    HEADS,
-    INTERPRETER,
-    INTERPRETER_BLOCKS,
-    KEYS,
     JaxBackend,
     import_jax,
     jax_device,
@@ -27,28 +23,16 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
     reads the pages itself (fused).
     """
 
+    functions = ("jax_impl:v4_prefill",)
+
     def __init__(self, name: str, device: str | None = None, *, backend: str | None = None) -> None:
+        super().__init__(name, device, backend=backend)
         self.fused = backend is not None
-        self.backend = name if backend is None else backend
-        # The interpreter is a CPU program wherever it runs.
-        super().__init__(name, "cpu" if self.backend == INTERPRETER else device)
-
-    def warm_up(self) -> None:
-        import_jax()
-        import jax_impl
-
-        _ = jax_impl.v4_prefill
-        jax_device(self.device)
 
     def refuses(self, case: V4PrefillCase) -> str | None:
         if self.fused and case.format != "v4-fp8":
             return f"format={case.format}: attention without a workspace reads pages of v4-fp8"
-        if self.backend != INTERPRETER or case.blocks(KEYS, HEADS) <= INTERPRETER_BLOCKS:
-            return None
-        return (
-            f"the interpreter takes cases of at most {INTERPRETER_BLOCKS} blocks of {KEYS} keys x "
-            f"{HEADS} heads"
-        )
+        return self.too_large(case.blocks)
 
     def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
         jax = import_jax()

@@ -74,10 +74,7 @@ def v4_result(
 class TorchV4Prefill(TorchDevice, V4Prefill):
     """torch_ref.v4_prefill: plan, gather, combine and attend, eagerly."""
 
-    def warm_up(self) -> None:
-        import torch_ref
-
-        _ = torch_ref.v4_prefill
+    functions = ("torch_ref:v4_prefill",)
 
     def call(self, inputs: V4PrefillInputs) -> V4PrefillResult:
         import torch_ref

@@ -31,7 +31,7 @@ class VllmStages(V4Stages):
         stage: Any = case.stage
         return vllm_stages.unsupported_reason(stage, kv_format=case.format)
 
-    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+    def stage(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         from torch_ref.cuda import vllm_adapter, vllm_stages
 
         functions = {

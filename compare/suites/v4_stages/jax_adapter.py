@@ -23,15 +23,10 @@ INTERPRETER_TOKENS = 1024
 class JaxV4Stages(JaxBackend, V4Stages):
     """jax_impl's gather on one backend; with xla its index builders too, which have no other."""
 
-    def __init__(self, backend: str, device: str | None = None) -> None:
-        super().__init__(backend, "cpu" if backend == INTERPRETER else device)
-
-    def warm_up(self) -> None:
-        import_jax()
-        import jax_impl.kv_cache
-        import jax_impl.prefill.indices  # noqa: F401
-
-        jax_device(self.device)
+    functions = (
+        "jax_impl.kv_cache:gather_kv",
+        "jax_impl.prefill.indices:combine_topk_swa_indices",
+    )
 
     def refuses(self, case: V4StagesCase) -> str | None:
         if case.stage != "gather" and self.name != "xla":
@@ -46,7 +41,7 @@ class JaxV4Stages(JaxBackend, V4Stages):
             return None
         return f"the interpreter gathers at most {INTERPRETER_TOKENS} tokens; these are {tokens}"
 
-    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+    def stage(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         jax = import_jax()
         from jax_impl.kv_cache import PagedKV, gather_kv
         from jax_impl.prefill.indices import combine_topk_swa_indices, global_topk_slots

@@ -17,11 +17,9 @@ from compare.suites.v4_stages.implementation import V4Stages
 class TorchV4Stages(TorchDevice, V4Stages):
     """torch_ref's index builders and its gather."""
 
-    def warm_up(self) -> None:
-        import torch_ref.indices
-        import torch_ref.kv_cache  # noqa: F401
+    functions = ("torch_ref.indices:combine_topk_swa_indices", "torch_ref.kv_cache:gather_kv")
 
-    def call(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
+    def stage(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         from torch_ref.indices import combine_topk_swa_indices, global_topk_slots
         from torch_ref.kv_cache import gather_kv
 

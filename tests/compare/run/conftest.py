@@ -29,7 +29,7 @@ def isolated(candidate_file: Callable[[str], Path]) -> Iterator[Callable[[str], 
     made: list[Isolated] = []
 
     def make(code: str) -> Isolated:
-        made.append(Isolated(f"{candidate_file(code)}:f"))
+        made.append(Isolated(f"{candidate_file(code)}:f", finder="compare.run.registry:in_process"))
         return made[-1]
 
     yield make
