@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from compare.commands.bench import bench
 from compare.commands.compare_files import compare_files
 from compare.commands.doctor import doctor
 from compare.commands.listing import list_
@@ -37,6 +38,7 @@ app.command(
     epilog="plan --decode plans the rows of a decode batch; plan --decode --help has its options.",
 )(plan)
 app.command()(record)
+app.command()(bench)
 app.command("compare")(compare_files)
 
 

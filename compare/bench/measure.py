@@ -1,7 +1,7 @@
 """What every bench does with one shape: each contender first has to be right, then all are timed.
 
 A contender's `out` is compared with the float64 oracle on some tokens and with the reference on
-all; one that is wrong gets no time. Then all take turns in the same run (bench_timing).
+all; one that is wrong gets no time. Then all take turns in the same run (timing.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from torch import Tensor
 
 from compare.bench.measurement import MeasuredRow, NotMeasured
 from compare.bench.timing import Contender, Method, Timing, interleaved
+from compare.protocol.arrays import to_torch
+from compare.protocol.timing import Launch
 
 LARGEST_ERROR = 5e-3
 """Relative L2 distance to the oracle from which a contender counts as wrong. Rounding P and the
@@ -42,14 +43,6 @@ class Output:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ready:
-    """A contender with its data: once() gives its result, launch(n) is what is timed."""
-
-    once: Callable[[], Output]
-    launch: Callable[[int], None]
-
-
-@dataclasses.dataclass(frozen=True)
 class Oracle:
     """float64 results of some tokens."""
 
@@ -62,7 +55,7 @@ class Oracle:
 class Checked:
     """A contender on one shape, its result compared."""
 
-    ready: Ready
+    ready: Launch
     output: Output
     rel_l2_oracle: float
     lse_oracle: float
@@ -71,23 +64,25 @@ class Checked:
 def measure(
     case: str,
     flop: float,
-    contenders: Mapping[str, Callable[[], Ready]],
+    contenders: Mapping[str, Callable[[], Launch]],
     oracle: Oracle,
     references: Sequence[str],
     method: Method,
     say: Say,
+    same: SameBits | None = None,
 ) -> tuple[list[MeasuredRow], list[NotMeasured]]:
     """Rows of every contender on one shape beside each of `references`, and what has none.
 
     contenders: by name how each is made ready, the references among them. The first reference has
     no row; the others are measured beside those before them. Without the first there is no row.
+    same: holds all programs of JAX to the same bits.
     """
     main = references[0]
     failed: list[NotMeasured] = []
     right: dict[str, Checked] = {}
     for name in sorted(contenders, key=lambda name: name != main):  # the reference first
         try:
-            checked = _check(contenders[name](), oracle, right.get(main))
+            checked = _check(contenders[name](), oracle, right.get(main), same)
         except Exception as error:  # a contender may fail in any way; the others go on
             failed.append(failure(case, name, error))
             say(f"{case}: {name} FAILED: {failed[-1].reason}")
@@ -163,8 +158,12 @@ def _row(
     )
 
 
-def _check(ready: Ready, oracle: Oracle, reference: Checked | None) -> Checked:
-    output = ready.once()
+def _check(
+    ready: Launch, oracle: Oracle, reference: Checked | None, same: SameBits | None
+) -> Checked:
+    output = output_of(ready.once(), oracle.out.device)
+    if same is not None and ready.program is not None:
+        same.check(output)
     if reference is not None:
         for name in ("out", "lse"):
             shape, wanted = getattr(output, name).shape, getattr(reference.output, name).shape
@@ -193,36 +192,27 @@ def oracle_tokens(count: int, device: torch.device) -> torch.Tensor:
     return torch.linspace(0, count - 1, some).round().long().to(device)
 
 
-def ready_torch(call: Callable[[], Output], device: torch.device) -> Ready:
-    """A contender of torch: `call` enqueues one launch and gives its result."""
-
-    def once() -> Output:
-        output = call()
-        wait(device)
-        return output
-
-    def launch(n: int) -> None:
-        for _ in range(n):
-            call()
-        wait(device)
-
-    return Ready(once, launch)
+def output_of(result: Any, device: torch.device) -> Output:
+    """A result as torch tensors where the oracle's lie."""
+    out, lse = (to_torch(array, str(device)) for array in (result.out, result.lse))
+    return Output(out, lse)
 
 
-def wait(device: torch.device) -> None:
-    """Until everything that was enqueued there is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+class SameBits:
+    """Holds every result that it is shown to the bits of the first one."""
 
+    def __init__(self) -> None:
+        self._first: Output | None = None
 
-def report_compilation(programs: Mapping[tuple[str, Any], Future[Any]], say: Say) -> None:
-    """Waits for programs that are being compiled, by (name, shape): compiling would disturb the
-    launches.
-    """
-    for number, ((name, shape), program) in enumerate(programs.items(), 1):
-        error = program.exception()
-        what = "compiled" if error is None else f"FAILED ({type(error).__name__})"
-        say(f"{number}/{len(programs)} {name} for {shape.case} {what}")
+    def check(self, output: Output) -> None:
+        """ValueError where out or lse have other bits than the first result's."""
+        if self._first is None:
+            self._first = output
+            return
+        for part, width in (("out", torch.int16), ("lse", torch.int32)):
+            mine, theirs = (getattr(each, part).view(width) for each in (output, self._first))
+            if unequal := int((mine != theirs).sum()):
+                raise ValueError(f"{unequal} values of {part} have other bits than the first one's")
 
 
 @functools.cache

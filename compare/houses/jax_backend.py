@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from compare.houses.xla_cache import keep_programs
+from compare.protocol.inputs import Result
 from compare.protocol.suite import lookup
+from compare.protocol.timing import Launch
 
 INTERPRETER = "pallas-interpret"
 
@@ -100,3 +102,30 @@ def _unoptimised() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
+
+
+def compiled_launch(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    device: str | None,
+    result: Callable[[Any], Result],
+) -> Launch:
+    """A function compiled for its arguments, which are put on the device; result: what one launch
+    gave as the judge's result.
+    """
+    jax = import_jax()
+    place = jax_device(device)
+    with jax.default_device(place):
+        placed = jax.device_put(list(arguments), place)
+        program = jax.jit(function).lower(*placed).compile()
+
+    def once() -> Result:
+        return result(jax.block_until_ready(program(*placed)))
+
+    def launch(n: int) -> None:
+        last = None
+        for _ in range(n):
+            last = program(*placed)
+        jax.block_until_ready(last)
+
+    return Launch(once=once, launch=launch, program=program)

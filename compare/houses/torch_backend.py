@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from compare.protocol.inputs import Result
 from compare.protocol.suite import lookup
+from compare.protocol.timing import Launch
 
 
 def torch_device(device: str | None) -> str:
@@ -29,3 +34,20 @@ class TorchDevice:
         if self.device and self.device.startswith("cuda") and not torch.cuda.is_available():
             return f"torch sees no CUDA GPU here, so there is no device {self.device!r}"
         return None
+
+
+def torch_launch(call: Callable[[], Any], device: str, result: Callable[[Any], Result]) -> Launch:
+    """`call` enqueues one launch; result: what it gave as the judge's result."""
+
+    def once() -> Result:
+        return result(call())
+
+    def launch(n: int) -> None:
+        import torch
+
+        for _ in range(n):
+            call()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+
+    return Launch(once=once, launch=launch)

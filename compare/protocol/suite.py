@@ -12,6 +12,7 @@ from compare.protocol.implementation import Implementation
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.records import Records
 from compare.protocol.signature import Signature
+from compare.protocol.timing import Bench
 from compare.protocol.verdict import Verdict
 
 
@@ -52,6 +53,7 @@ class Suite:
     among candidates, evidence_of(inputs, device).
     faults: the module of its table of known faults, which has faults_of(evidence); None: it has
     none. calibration: the module whose CALIBRATION says how its judge's bounds are measured.
+    timing: the module whose BENCH says how it is timed; None: it isn't.
     offers: its implementations. candidates: the names that a run takes which names none, in this
     order, as far as they can run. references: the names that such a run compares with, the first
     one that is there; none: the oracle alone. records: how its results are recorded; None: they
@@ -70,6 +72,7 @@ class Suite:
     records: Records | None = None
     faults: str | None = None
     calibration: str | None = None
+    timing: str | None = None
 
     @property
     def inputs_type(self) -> type[Inputs]:
@@ -79,6 +82,10 @@ class Suite:
     def offer(self, name: str) -> Offer | None:
         """What it offers under a name."""
         return next((offer for offer in self.offers if offer.name == name), None)
+
+    def bench(self) -> Bench | None:
+        """How it is timed; None: it isn't."""
+        return None if self.timing is None else importlib.import_module(self.timing).BENCH
 
     def evidence(self, inputs: Inputs, device: Callable[[], str]) -> Any:
         """What the judge shares among the candidates of one case; None where there is nothing.

@@ -14,6 +14,7 @@ from compare.protocol.case import Case
 from compare.protocol.implementation import Unsupported
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.signature import Signature
+from compare.protocol.timing import Launch
 from compare.suites.table import SUITES, suite_of
 from compare.user.candidate import options_of
 from compare.user.lse_convention import as_declared
@@ -57,12 +58,34 @@ class UserImplementation:
         signature = suite_of(inputs).signature
         return signature.run(functools.partial(self._call, signature), inputs)
 
+    def prepare(self, inputs: Inputs) -> Launch:
+        """The function on arguments that lie on its device, called n times in a row."""
+        signature = suite_of(inputs).signature
+        given = self._sent(signature, inputs)
+
+        def launch(n: int) -> None:
+            last = None
+            for _ in range(n):
+                last = self.function(**given)
+            _wait(self.options.framework, last)
+
+        return Launch(
+            once=lambda: self._result(signature, self.function(**given), inputs), launch=launch
+        )
+
     def _call(self, signature: Signature[Any, Any], inputs: Inputs) -> Result:
+        return self._result(signature, self.function(**self._sent(signature, inputs)), inputs)
+
+    def _sent(self, signature: Signature[Any, Any], inputs: Inputs) -> dict[str, Any]:
+        """The function's arguments, arrays in its framework and on its device."""
         given = self._given(signature, signature.arguments(inputs))
-        if signature.takes_arrays:
-            send = _sender(self.options.framework, self._device)
-            given = {n: send(v) if isinstance(v, np.ndarray) else v for n, v in given.items()}
-        result = signature.result(self.function(**given), self.name, inputs)
+        if not signature.takes_arrays:
+            return given
+        send = _sender(self.options.framework, self._device)
+        return {n: send(v) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+
+    def _result(self, signature: Signature[Any, Any], answer: Any, inputs: Inputs) -> Result:
+        result = signature.result(answer, self.name, inputs)
         if signature.empty_lse is None:
             return result
         # Which rows are compared, and how parts were rounded, isn't a candidate's to say.
@@ -132,3 +155,16 @@ def _sender(framework: str, device: str | None) -> Callable[[np.ndarray], Any]:
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return lambda array: convert.to_torch(array, where, copy=True)
+
+
+def _wait(framework: str, value: Any) -> None:
+    """Until everything that was enqueued is done."""
+    if framework == "jax":
+        import jax
+
+        jax.block_until_ready(value)
+    elif framework == "torch":
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from compare.houses.torch_backend import torch_launch
 from compare.protocol import arrays as convert
 from compare.protocol.implementation import Distribution
+from compare.protocol.timing import Launch
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.case import DcpDecodeCase
 from compare.suites.dcp_decode.implementation import DcpDecode
-from compare.suites.dcp_decode.torch_adapter import decode_arguments
+from compare.suites.dcp_decode.torch_adapter import as_result, decode_arguments
 
 
 class CudaDcpDecode(DcpDecode):
@@ -49,11 +51,7 @@ class CudaDcpDecode(DcpDecode):
         return self.adapter().unsupported_reason(**self.options(), **self.asked(case))
 
     def call(self, inputs: DcpDecodeInputs) -> DcpDecodeResult:
-        from torch_ref.decode.inputs import check_decode_inputs
-
-        arguments, more = decode_arguments(inputs, self.device or "cuda")
-        checked = check_decode_inputs(*arguments, **more)
-        result, notes = self.adapter().dcp_decode(checked, **self.options())
+        result, notes = self.adapter().dcp_decode(self._checked(inputs), **self.options())
         return DcpDecodeResult(
             out=convert.to_numpy(result.out),
             lse=convert.to_numpy(result.lse),
@@ -61,11 +59,40 @@ class CudaDcpDecode(DcpDecode):
             notes=(*self.build(), *notes),
         )
 
+    def prepare(self, inputs: DcpDecodeInputs) -> Launch:
+        """The kernel's call, laid out and planned before."""
+        prepare = getattr(self.adapter(), "prepare_decode", None)
+        if prepare is None:
+            raise NotImplementedError(f"{self.name} has no call that can be prepared")
+        prepared = prepare(self._checked(inputs), **self.options(), **self.layout())
+        return torch_launch(
+            prepared.launch, self.device or "cuda", lambda found: as_result(prepared.finish(found))
+        )
+
+    def layout(self) -> dict[str, Any]:
+        """How a prepared call is laid out."""
+        return {}
+
+    def _checked(self, inputs: DcpDecodeInputs) -> Any:
+        from torch_ref.decode.inputs import check_decode_inputs
+
+        arguments, more = decode_arguments(inputs, self.device or "cuda")
+        return check_decode_inputs(*arguments, **more)
+
 
 class FlashMlaDecode(CudaDcpDecode):
-    """FlashMLA's dense decode in whichever build is importable."""
+    """FlashMLA's dense decode in whichever build is importable. flatten: it is timed with one row
+    per token, as DCP needs it, where the adapter would run whole requests.
+    """
 
     kernel = "FlashMLA"
+
+    def __init__(self, name: str, device: str | None = None, *, flatten: bool = False) -> None:
+        super().__init__(name, device)
+        self._flatten = flatten
+
+    def layout(self) -> dict[str, Any]:
+        return {"flatten": self._flatten}
 
     def adapter(self) -> ModuleType:
         from torch_ref.cuda import flash_mla_decode

@@ -28,6 +28,13 @@ SUITE = Suite(
         Offer(name="pallas-interpret", make=_JAX, stands_in_for="pallas", marked=INTERPRETED),
         Offer(name="flash_mla", make=f"{_CUDA}:FlashMlaDecode", isolated=True),
         Offer(
+            name="flash_mla-flattened",
+            make=f"{_CUDA}:FlashMlaDecode",
+            options={"flatten": True},
+            what="FlashMLA's dense decode, timed with one row per token",
+            isolated=True,
+        ),
+        Offer(
             name="flashinfer-fa3",
             make=f"{_CUDA}:FlashInferDecode",
             options={"backend": "fa3"},
@@ -57,4 +64,5 @@ SUITE = Suite(
         "golden:h200/flashinfer_fa3",
     ),
     records=DcpDecodeRecords(),
+    timing="compare.suites.dcp_decode.bench",
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare.houses.torch_backend import TorchDevice, torch_device
+from compare.houses.torch_backend import TorchDevice, torch_device, torch_launch
 from compare.protocol import arrays as convert
+from compare.protocol.timing import Launch
 from compare.suites.dcp_decode.call import DcpDecodeInputs, DcpDecodeResult
 from compare.suites.dcp_decode.implementation import DcpDecode
 
@@ -47,4 +48,17 @@ class TorchDcpDecode(TorchDevice, DcpDecode):
 
         arguments, options = decode_arguments(inputs, torch_device(self.device))
         result = torch_ref.dcp_decode(*arguments, **options, **more)
-        return DcpDecodeResult(out=convert.to_numpy(result.out), lse=convert.to_numpy(result.lse))
+        return as_result(result)
+
+    def prepare(self, inputs: DcpDecodeInputs) -> Launch:
+        """The eager recipe on arguments that lie on the device."""
+        import torch_ref
+
+        device = torch_device(self.device)
+        arguments, options = decode_arguments(inputs, device)
+        return torch_launch(lambda: torch_ref.dcp_decode(*arguments, **options), device, as_result)
+
+
+def as_result(found: Any) -> DcpDecodeResult:
+    """torch_ref's result as the judge's."""
+    return DcpDecodeResult(out=convert.to_numpy(found.out), lse=convert.to_numpy(found.lse))

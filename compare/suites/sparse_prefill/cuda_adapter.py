@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from compare.houses.flash_mla import kernel_launch
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol import arrays as convert
 from compare.protocol.implementation import Distribution
+from compare.protocol.timing import Launch
 from compare.suites.sparse_prefill.case import SparsePrefillCase
 from compare.suites.sparse_prefill.implementation import SparsePrefill
 from compare.suites.sparse_prefill.torch_adapter import torch_arguments
@@ -66,3 +68,9 @@ class FlashMla(SparsePrefill):
             lse=convert.to_numpy(result.lse),
             notes=(*found, *notes),
         )
+
+    def prepare(self, inputs: SparsePrefillInputs) -> Launch:
+        """FlashMLA's own function. ValueError where the adapter would have to pad."""
+        device = self.device or "cuda"
+        arguments, options = torch_arguments(inputs, device)
+        return kernel_launch(arguments, options, device)

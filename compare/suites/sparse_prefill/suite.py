@@ -45,4 +45,5 @@ SUITE = Suite(
     candidates=("pallas", "xla", "pallas-interpret"),
     references=("flash_mla", "golden:h200/flash_mla"),
     records=SparsePrefillRecords(),
+    timing="compare.suites.sparse_prefill.bench",
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare.houses.torch_backend import TorchDevice, torch_device
+from compare.houses.torch_backend import TorchDevice, torch_device, torch_launch
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol import arrays as convert
+from compare.protocol.timing import Launch
 from compare.suites.sparse_prefill.implementation import SparsePrefill
 
 
@@ -31,8 +32,23 @@ class TorchSparsePrefill(TorchDevice, SparsePrefill):
 
         arguments, options = torch_arguments(inputs, torch_device(self.device))
         result = torch_ref.sparse_prefill(*arguments, **options)
-        return SparsePrefillResult(
-            out=convert.to_numpy(result.out),
-            max_logits=convert.to_numpy(result.max_logits),
-            lse=convert.to_numpy(result.lse),
+        return as_result(result)
+
+    def prepare(self, inputs: SparsePrefillInputs) -> Launch:
+        """The eager recipe on arguments that lie on the device."""
+        import torch_ref
+
+        device = torch_device(self.device)
+        arguments, options = torch_arguments(inputs, device)
+        return torch_launch(
+            lambda: torch_ref.sparse_prefill(*arguments, **options), device, as_result
         )
+
+
+def as_result(found: Any) -> SparsePrefillResult:
+    """torch_ref's result as the judge's."""
+    return SparsePrefillResult(
+        out=convert.to_numpy(found.out),
+        max_logits=convert.to_numpy(found.max_logits),
+        lse=convert.to_numpy(found.lse),
+    )

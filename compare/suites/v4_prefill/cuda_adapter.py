@@ -5,11 +5,18 @@ from __future__ import annotations
 from types import ModuleType
 
 from compare.generate.v4_batch import WIDTH
+from compare.houses.flash_mla import kernel_launch
 from compare.protocol.implementation import Distribution
+from compare.protocol.timing import Launch
 from compare.suites.v4_prefill.call import V4PrefillInputs, V4PrefillResult
 from compare.suites.v4_prefill.case import V4PrefillCase
 from compare.suites.v4_prefill.implementation import V4Prefill
-from compare.suites.v4_prefill.torch_adapter import planner_arguments, v4_arguments, v4_result
+from compare.suites.v4_prefill.torch_adapter import (
+    gathered,
+    planner_arguments,
+    v4_arguments,
+    v4_result,
+)
 
 
 class _FlashMla(V4Prefill):
@@ -57,6 +64,13 @@ class FlashMlaV4(_FlashMla):
             keep_stages=True,
         )
         return v4_result(found, notes=(*self.build(), *notes))
+
+    def prepare(self, inputs: V4PrefillInputs) -> Launch:
+        """FlashMLA's attention alone, on the workspace that torch_ref's stages gathered: neither
+        gathers nor lists are in its time.
+        """
+        given = gathered(inputs, self.device or "cuda")
+        return kernel_launch(*given.call, self.device or "cuda")
 
 
 class FlashMlaFp8(_FlashMla):

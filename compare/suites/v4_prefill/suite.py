@@ -65,4 +65,5 @@ SUITE = Suite(
     ),
     references=("flash_mla", "golden:h200/flash_mla_v4", "golden:h200/flash_mla_fp8"),
     records=V4PrefillRecords(),
+    timing="compare.suites.v4_prefill.bench",
 )
