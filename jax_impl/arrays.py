@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -76,8 +75,11 @@ def to_jax(array: Any, name: str = "array") -> jax.Array:
 
     ValueError where DLPack can't hand it over: a sparse one, or one on a device that JAX has not.
     """
-    if isinstance(array, (jax.Array, np.ndarray)):
-        return jnp.asarray(array)
+    if isinstance(array, jax.Array):
+        return array
+    if isinstance(array, np.ndarray):
+        # A copy, as JAX may use the memory that it is given. jnp.asarray would compile one a shape.
+        return jax.device_put(np.array(array))
     try:
         compact = array.contiguous() if hasattr(array, "contiguous") else array
         return jax.dlpack.from_dlpack(compact)
@@ -127,3 +129,19 @@ def _short(value: Any) -> str:
 def is_traced(*values: object) -> bool:
     """Whether any of the values stands for data that is not known yet (inside jit, vmap, ...)."""
     return any(isinstance(value, Tracer) for value in values)
+
+
+def on_host(*arrays: Any) -> bool:
+    """Whether all of them are known and each on one CPU, where NumPy reads it without a copy."""
+    return not is_traced(*arrays) and all(
+        isinstance(array, (np.ndarray, np.generic))
+        or [d.platform for d in array.devices()] == ["cpu"]
+        for array in arrays
+    )
+
+
+def to_jax_beside(array: np.ndarray, other: jax.Array) -> jax.Array:
+    """NumPy's array as JAX's on the one device of another, and bound to it if that one is."""
+    (device,) = other.devices()
+    with jax.default_device(device):
+        return jax.device_put(array, device if other.committed else None)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced
+from jax_impl.arrays import is_traced, on_host
 from jax_impl.decode import kernel_sm90, xla
 from jax_impl.decode.arguments import D_V, Arguments, check
 from jax_impl.decode.plan import DecodePlan
@@ -95,10 +96,7 @@ def dcp_decode(
     queries = -arguments.q if arguments.sm_scale < 0 else arguments.q
     if arguments.sm_scale == 0:
         queries = queries * 0  # makes all scores 0 and leaves NaN what it is
-    result = attend(arguments._replace(q=queries[:rows]))
-    if rows < tokens:
-        padding = _without_keys(tokens - rows, heads, arguments.out_dtype)
-        result = jax.tree.map(lambda *parts: jnp.concatenate(parts), result, padding)
+    result = attend(arguments._replace(q=queries))
     if arguments.shared and not is_traced(*result):
         jax.block_until_ready(result)
     return result
@@ -111,13 +109,15 @@ def _without_keys(tokens: int, heads: int, dtype: Any) -> DecodeResult:
 
 
 def _attend_xla(arguments: Arguments) -> DecodeResult:
-    plan = arguments.plan
+    rows = arguments.plan.row_request, arguments.plan.row_keys
+    if padding := arguments.q.shape[0] - arguments.plan.num_rows:
+        pad = np.pad if on_host(*rows) else jnp.pad
+        rows = (pad(row, (0, padding)) for row in rows)  # 0 keys
     return xla.attend(
         arguments.q,
         arguments.kv_cache,
         arguments.block_table,
-        jnp.asarray(plan.row_request),
-        jnp.asarray(plan.row_keys),
+        *rows,
         arguments.logit_scale,
         arguments.kv_scale,
         out_dtype=arguments.out_dtype,
@@ -138,8 +138,9 @@ def _attend_interpreted(arguments: Arguments) -> DecodeResult:
 
 
 def _attend_by_kernel(arguments: Arguments, *, interpret: Any) -> DecodeResult:
-    return kernel_sm90.attend(
-        arguments.q,
+    (tokens, heads, _), rows = arguments.q.shape, arguments.plan.num_rows
+    result = kernel_sm90.attend(
+        arguments.q[:rows],
         arguments.kv_cache,
         arguments.block_table,
         arguments.plan,
@@ -148,6 +149,10 @@ def _attend_by_kernel(arguments: Arguments, *, interpret: Any) -> DecodeResult:
         out_dtype=arguments.out_dtype,
         interpret=interpret,
     )
+    if rows < tokens:
+        padding = _without_keys(tokens - rows, heads, arguments.out_dtype)
+        result = jax.tree.map(lambda *parts: jnp.concatenate(parts), result, padding)
+    return result
 
 
 _ATTEND = {

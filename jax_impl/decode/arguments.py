@@ -39,8 +39,8 @@ class Arguments(NamedTuple):
     block_table: jax.Array  # [B, max_pages] int32
     plan: DecodePlan
     sm_scale: float
-    logit_scale: jax.Array  # [] float32, |sm_scale| * q_scale * kv_scale
-    kv_scale: jax.Array  # [] float32
+    logit_scale: Any  # [] float32, |sm_scale| * q_scale * kv_scale
+    kv_scale: Any  # [] float32
     out_dtype: Any
     shared: bool  # the memory of an array is another library's
 
@@ -94,7 +94,7 @@ def check(
         plan=plan,
         sm_scale=scale,
         logit_scale=_logit_scale(scale, query_scale, key_scale),
-        kv_scale=jnp.asarray(key_scale, jnp.float32),
+        kv_scale=np.float32(key_scale) if isinstance(key_scale, float) else key_scale,
         out_dtype=jnp.dtype(out_dtype),
         shared=any(shares_memory(array) for array in (q, kv_cache, block_table)),
     )
@@ -149,9 +149,7 @@ def _tensor_scale(scale: Any, name: str) -> float | jax.Array:
     return float(np.float32(number))
 
 
-def _logit_scale(
-    sm_scale: float, q_scale: float | jax.Array, kv_scale: float | jax.Array
-) -> jax.Array:
+def _logit_scale(sm_scale: float, q_scale: float | jax.Array, kv_scale: float | jax.Array) -> Any:
     """What the product of a stored query and key is multiplied by, the sign left out."""
     if isinstance(q_scale, jax.Array) or isinstance(kv_scale, jax.Array):
         return jnp.asarray(abs(sm_scale) * q_scale * kv_scale, jnp.float32)
@@ -164,4 +162,4 @@ def _logit_scale(
             f"sm_scale * q_scale * kv_scale must be 0 or, as a float32, {_SMALLEST:.8g} to "
             f"{LARGEST_SCALE:.8g} in size; got {product:.8g} ({given})"
         )
-    return jnp.float32(abs(product))
+    return np.float32(abs(product))

@@ -158,6 +158,8 @@ def _stacked(states: Sequence[Any], name: str, dtypes: Sequence[str]) -> jax.Arr
                 f"{name}[{i}] must be like {name}[0], {dtype_name(first.dtype)} "
                 f"{list(first.shape)}; got {dtype_name(state.dtype)} {list(state.shape)}"
             )
+    if all(isinstance(state, np.ndarray) for state in states):
+        return to_jax(np.stack(states))
     return jnp.stack([to_jax(state) for state in states])
 
 

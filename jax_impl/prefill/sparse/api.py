@@ -176,9 +176,9 @@ def sink_and_length(
     """Both as arrays: every combination of optional arguments runs the same program."""
     num_tokens, topk = indices.shape
     if sink is None:
-        sink = jnp.full((num_heads,), -jnp.inf, jnp.float32)
+        sink = np.full((num_heads,), -np.inf, np.float32)
     if length is None:
-        length = jnp.full((num_tokens,), topk, jnp.int32)
+        length = np.full((num_tokens,), topk, np.int32)
     return sink, length
 
 

@@ -7,18 +7,23 @@ Tokens are worked through in blocks, so that the rows gathered for them stay wit
 number of bytes. The block's size depends on K and D alone, never on T, the last block is filled
 up, and heads go through the matrix products 64 at a time: the arithmetic of a (token, head) row
 is then the same in every call, and a batch cut into pieces gives the same bits as one call.
+
+On a CPU, outside jit, reading a token's keys and attending with 64 heads are programs of their own,
+which batches of all sizes have in common: compiling one for a batch takes longer than running it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jax_impl.arrays import on_host, to_jax_beside
 from jax_impl.prefill.sparse.arguments import D_V
 from jax_impl.prefill.sparse.paged_rows import read_rows
 from jax_impl.prefill.sparse.result import SparsePrefillResult
@@ -34,7 +39,6 @@ MAX_BLOCK = 64
 HEAD_GROUP = 64
 
 
-@functools.partial(jax.jit, static_argnames=("num_kv",))
 def attend(
     q: BFloat16[Array, "T H D"],
     kv: BFloat16[Array, "S D"],
@@ -46,10 +50,10 @@ def attend(
     num_kv: int,
 ) -> SparsePrefillResult:
     """All tokens. scale >= 0; kv has at least one row, of which the first num_kv count."""
-    return _attend(q, lambda rows: kv[rows], indices, scale, sink, length, num_kv=num_kv)
+    run = _attend_in_steps if on_host(q, kv, indices, sink, length) else _attend
+    return run(q, kv, indices, scale, sink, length, num_rows=(num_kv,))
 
 
-@functools.partial(jax.jit, static_argnames=("num_slots",))
 def attend_pages(
     q: BFloat16[Array, "T H 512"],
     caches: tuple[PagedKV, ...],
@@ -61,21 +65,59 @@ def attend_pages(
     num_slots: tuple[int, ...],
 ) -> SparsePrefillResult:
     """The same with the keys in pages. Each cache has a page; its first num_slots[i] count."""
-    read = functools.partial(read_rows, caches, num_slots)
-    return _attend(q, read, slots, scale, sink, length, num_kv=sum(num_slots))
+    in_steps = on_host(q, *(paged.cache for paged in caches), slots, sink, length)
+    run = _attend_in_steps if in_steps else _attend
+    return run(q, caches, slots, scale, sink, length, num_rows=num_slots)
 
 
+def _read(held: Any, num_rows: tuple[int, ...], rows: Int32[Array, " K"]) -> BFloat16[Array, "K D"]:
+    """Rows that exist: of kv, or of caches with num_rows slots."""
+    return read_rows(held, num_rows, rows) if isinstance(held, tuple) else held[rows]
+
+
+def _attend_in_steps(
+    q: jax.Array,
+    held: Any,
+    indices: jax.Array,
+    scale: Any,
+    sink: Any,
+    length: Any,
+    *,
+    num_rows: tuple[int, ...],
+) -> SparsePrefillResult:
+    tokens, heads, width = q.shape
+    groups = -(-heads // HEAD_GROUP)
+    queries = np.zeros((tokens, groups * HEAD_GROUP, width), q.dtype)
+    queries[:, :heads] = q
+    queries = queries.reshape(tokens, groups, HEAD_GROUP, width)
+    sinks = np.pad(sink, (0, groups * HEAD_GROUP - heads)).reshape(groups, HEAD_GROUP)
+    lists, lengths = np.asarray(indices), np.asarray(length)
+    rows = (tokens, groups, HEAD_GROUP)
+    result = SparsePrefillResult(
+        np.empty((*rows, D_V), q.dtype), np.empty(rows, np.float32), np.empty(rows, np.float32)
+    )
+    for token in range(tokens):
+        keys, valid = _keys_of(held, lists[token], lengths[token], num_rows, jnp.float32)
+        for group in range(groups):
+            found = _attend_heads(queries[token, group], sinks[group], keys, valid, scale)
+            for whole, part in zip(result, found, strict=True):
+                whole[token, group] = part
+    return jax.tree.map(
+        lambda x: to_jax_beside(x.reshape(tokens, -1, *x.shape[3:])[:, :heads], q), result
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("num_rows",))
 def _attend(
     q: BFloat16[Array, "T H D"],
-    read: Callable[[Int32[Array, " K"]], BFloat16[Array, "K D"]],
+    held: Any,
     indices: Int32[Array, "T K"],
     scale: Float32[Array, ""],
     sink: Float32[Array, " H"],
     length: Int32[Array, " T"],
     *,
-    num_kv: int,
+    num_rows: tuple[int, ...],
 ) -> SparsePrefillResult:
-    """read: the rows of indices that exist."""
     num_heads = q.shape[1]
     missing = -num_heads % HEAD_GROUP
     q = jnp.pad(q, [(0, 0), (0, missing), (0, 0)])
@@ -84,10 +126,10 @@ def _attend(
     def run(operand_dtype: jnp.dtype, block: int) -> SparsePrefillResult:
         token = functools.partial(
             _attend_token,
-            read=read,
+            read=functools.partial(_read, held, num_rows),
             scale=scale,
             sink=sink,
-            num_kv=num_kv,
+            num_kv=sum(num_rows),
             operand_dtype=operand_dtype,
         )
         return _in_blocks(token, block, q, indices, length)
@@ -112,9 +154,7 @@ def _attend_token(
     num_kv: int,
     operand_dtype: jnp.dtype,
 ) -> SparsePrefillResult:
-    valid = key_is_valid(indices, jnp.arange(indices.shape[0]), num_kv, length)
-    # A hole reads row 0 and discards it, so that no unreferenced NaN can come through.
-    keys = jnp.where(valid[:, None], read(jnp.where(valid, indices, 0)), 0).astype(operand_dtype)
+    keys, valid = _valid_keys(indices, length, read, num_kv, operand_dtype)
     groups = (-1, HEAD_GROUP)
     result = lax.map(
         lambda group: _attend_heads(group[0], group[1], keys, valid, scale),
@@ -123,6 +163,33 @@ def _attend_token(
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), result)
 
 
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _keys_of(
+    held: Any,
+    indices: Int32[Array, " K"],
+    length: Int32[Array, ""],
+    num_rows: tuple[int, ...],
+    operand_dtype: Any,
+) -> tuple[Float[Array, "K D"], Bool[Array, " K"]]:
+    read = functools.partial(_read, held, num_rows)
+    return _valid_keys(indices, length, read, sum(num_rows), operand_dtype)
+
+
+def _valid_keys(
+    indices: Int32[Array, " K"],
+    length: Int32[Array, ""],
+    read: Callable[[Int32[Array, " K"]], BFloat16[Array, "K D"]],
+    num_kv: int,
+    operand_dtype: Any,
+) -> tuple[Float[Array, "K D"], Bool[Array, " K"]]:
+    """The keys of a list, 0 in its holes, and which are none."""
+    valid = key_is_valid(indices, jnp.arange(indices.shape[0]), num_kv, length)
+    # A hole reads row 0 and discards it, so that no unreferenced NaN can come through.
+    keys = jnp.where(valid[:, None], read(jnp.where(valid, indices, 0)), 0)
+    return keys.astype(operand_dtype), valid
+
+
+@jax.jit
 def _attend_heads(
     q: BFloat16[Array, "H D"],
     sink: Float32[Array, " H"],
