@@ -89,10 +89,27 @@ def row_bits(
         page = jnp.clip(page, 0, paged.num_pages - 1)
         rows = paged.cache[page, jnp.clip(token, 0, paged.page_size - 1)]
         return lax.bitcast_convert_type(rows, jnp.uint16)
-    codes = _field(paged, layout.quantised.codes, page, token)
-    scales = _field(paged, layout.quantised.scales, page, token)
-    plain = _field(paged, layout.plain, page, token)
-    return quantize.decode(codes, scales, plain, layout.quantised)
+    return decoded(layout, *region_bytes(paged, page, token))
+
+
+def region_bytes(
+    paged: PagedKV, page: Int32[Array, "*rest"], token: Int32[Array, "*rest"]
+) -> tuple[UInt8[Array, "..."], ...]:
+    """A token's share of each region of its page, of a format of bytes. For use inside jit."""
+    layout = paged.layout
+    shares = [Field(region=i, offset=0, size=size) for i, size in enumerate(layout.regions)]
+    return tuple(_field(paged, share, page, token) for share in shares)
+
+
+def decoded(layout: KVFormat, *regions: UInt8[Array, "..."]) -> UInt16[Array, "*rest D"]:
+    """Bits of bfloat16 rows from the bytes of their tokens."""
+    quantised = layout.quantised
+    assert quantised is not None
+    codes, scales, plain = (
+        regions[field.region][..., field.offset : field.offset + field.size]
+        for field in (quantised.codes, quantised.scales, layout.plain)
+    )
+    return quantize.decode(codes, scales, plain, quantised)
 
 
 def _field(paged: PagedKV, field: Field, page: jax.Array, token: jax.Array) -> UInt8[Array, "..."]:

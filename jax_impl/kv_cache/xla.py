@@ -1,7 +1,7 @@
 """The gather in plain jax.numpy: no Pallas, any platform, reads like the rule (positions.py).
 
 Requests are worked through in blocks of rows, each read, dequantised and put in its place: what
-is needed beside the workspace doesn't grow with it, and a request costs what it gathers.
+is needed beside the workspace doesn't grow with it. A request costs what the longest one gathers.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def gather(
     """Everything has at least one element."""
     requests, num_rows, width = workspace.shape
     block = min(BLOCK_ROWS, num_rows)
+    # One loop over the blocks of all requests, as many for each as the longest one needs.
+    longest = GatheredRows(seq_lens, gather_lens, offset, num_rows).count.max()
+    blocks = lax.div(longest + (block - 1), block)
 
-    def gather_request(b: jax.Array, workspace: jax.Array) -> jax.Array:
+    def gather_block(i: jax.Array, workspace: jax.Array) -> jax.Array:
+        b = lax.div(i, blocks)
         rows = GatheredRows(seq_lens[b], gather_lens[b], offset, num_rows)
+        # The last block of a workspace overlaps the one before, and writes the same again.
+        first = jnp.minimum(rows.first + (i - b * blocks) * block, num_rows - block)
+        row = first + jnp.arange(block)
+        position = rows.position(row)
+        column = jnp.clip(position // paged.page_size, 0, block_table.shape[1] - 1)
+        new = row_bits(paged, block_table[b, column], position % paged.page_size)
+        # As bits: a bfloat16 that is selected may come out as another NaN.
+        here = (b, first, jnp.int32(0))
+        old = lax.dynamic_slice(workspace, here, (1, block, width))
+        old = lax.bitcast_convert_type(old, jnp.uint16)
+        bits = jnp.where(rows.has(row)[:, None], new, old)
+        return lax.dynamic_update_slice(
+            workspace, lax.bitcast_convert_type(bits, jnp.bfloat16), here
+        )
 
-        def gather_block(i: jax.Array, workspace: jax.Array) -> jax.Array:
-            # The last block of a workspace overlaps the one before, and writes the same again.
-            first = jnp.minimum(rows.first + i * block, num_rows - block)
-            row = first + jnp.arange(block)
-            position = rows.position(row)
-            column = jnp.clip(position // paged.page_size, 0, block_table.shape[1] - 1)
-            new = row_bits(paged, block_table[b, column], position % paged.page_size)
-            # As bits: a bfloat16 that is selected may come out as another NaN.
-            here = (b, first, jnp.int32(0))
-            old = lax.dynamic_slice(workspace, here, (1, block, width))
-            old = lax.bitcast_convert_type(old, jnp.uint16)
-            bits = jnp.where(rows.has(row)[:, None], new, old)
-            return lax.dynamic_update_slice(
-                workspace, lax.bitcast_convert_type(bits, jnp.bfloat16), here
-            )
-
-        return lax.fori_loop(0, -(-rows.count // block), gather_block, workspace)
-
-    return lax.fori_loop(0, requests, gather_request, workspace)
+    return lax.fori_loop(0, requests * blocks, gather_block, workspace)

@@ -99,7 +99,8 @@ def token_to_request(
 def _token_to_request(query_start_loc: jax.Array, num_tokens: int, num_mapped: Any) -> jax.Array:
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     ends = query_start_loc[1:] - query_start_loc[0]
-    request = jnp.searchsorted(ends, token, side="right").astype(jnp.int32)
+    # One pass; a search by halves is a loop of several.
+    request = jnp.searchsorted(ends, token, side="right", method="compare_all").astype(jnp.int32)
     request = jnp.minimum(request, ends.shape[0] - 1)
     return jnp.where(token < num_mapped, request, 0)
 

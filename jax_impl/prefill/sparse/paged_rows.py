@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_impl.kv_cache import PagedKV
-from jax_impl.kv_cache.tokens import row_bits
+from jax_impl.kv_cache.tokens import decoded, region_bytes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Int32
@@ -26,11 +26,13 @@ def read_rows(
 
     Every cache has at least one page, of which the first num_slots[i] slots count.
     """
-    rows, first = None, 0
+    regions, first = None, 0
     for paged, count in zip(caches, num_slots, strict=True):
         own = jnp.clip(slots - first, 0, max(count - 1, 0))
-        bits = row_bits(paged, own // paged.page_size, own % paged.page_size)
-        rows = bits if rows is None else jnp.where((slots >= first)[:, None], bits, rows)
-        first += count
-    assert rows is not None  # there is a cache
-    return lax.bitcast_convert_type(rows, jnp.bfloat16)
+        found = region_bytes(paged, own // paged.page_size, own % paged.page_size)
+        if regions is not None:
+            here = (slots >= first)[:, None]
+            found = [jnp.where(here, new, old) for new, old in zip(found, regions, strict=True)]
+        regions, first = found, first + count
+    assert regions is not None  # there is a cache
+    return lax.bitcast_convert_type(decoded(caches[0].layout, *regions), jnp.bfloat16)

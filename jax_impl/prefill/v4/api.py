@@ -11,6 +11,7 @@ itself, so the plan decides about memory and launches and about no bit of the re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -209,15 +210,19 @@ def _unwritten(q: jax.Array) -> SparsePrefillResult:
 
     Bound to that device as they are: the first chunk then runs the program of the others.
     """
-    rows = q.shape[:2]
     device = None if is_traced(q) else next(iter(q.devices()))
     with jax.default_device(device):
-        room = SparsePrefillResult(
-            out=jax.lax.empty((*rows, D_V), jnp.bfloat16),
-            max_logits=jax.lax.empty(rows, jnp.float32),
-            lse=jax.lax.empty(rows, jnp.float32),
-        )
+        room = _room(q.shape[:2])
     return jax.device_put(room, device) if device is not None and q.committed else room
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _room(rows: tuple[int, int]) -> SparsePrefillResult:
+    return SparsePrefillResult(
+        out=jax.lax.empty((*rows, D_V), jnp.bfloat16),
+        max_logits=jax.lax.empty(rows, jnp.float32),
+        lse=jax.lax.empty(rows, jnp.float32),
+    )
 
 
 def _on_the_cpu(arguments: Arguments) -> Arguments:

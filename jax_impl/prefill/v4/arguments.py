@@ -17,6 +17,8 @@ from jax_impl.prefill.sparse.paged import FORMAT
 from jax_impl.prefill.v4.chunk import ChunkArrays, Settings
 from jax_impl.prefill.v4.plan import PlanRequest
 
+_BY_REQUEST = ("swa_block_table", "compressed_block_table", "query_start_loc", "seq_lens")
+
 
 class Arguments(NamedTuple):
     arrays: ChunkArrays  # of the whole batch
@@ -106,7 +108,7 @@ def check(
     given = {name: array for name, array in arrays.items() if array is not None}
     return Arguments(
         arrays=ChunkArrays(
-            **(arrays | {name: to_jax(array, name) for name, array in given.items()}),
+            **(arrays | {name: _operand(array, name) for name, array in given.items()}),
             swa=swa,
             compressed=compressed,
             spans=spans,
@@ -123,6 +125,14 @@ def check(
         request=request,
         shared=any(map(shares_memory, given.values())),
     )
+
+
+def _operand(array: Any, name: str) -> Any:
+    """An array as a chunk's program takes it: of what is cut by requests, NumPy's stays NumPy's,
+    since each cut of one of JAX's is a program."""
+    if isinstance(array, np.ndarray) and name in _BY_REQUEST:
+        return np.array(array)
+    return to_jax(array, name)
 
 
 def _check_list_width(
