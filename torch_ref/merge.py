@@ -1,4 +1,4 @@
-"""Putting the partial attention of several ranks together.
+"""Merges the partial attention of several ranks.
 
 Each state is a softmax over its own keys: out and lse. With m the largest lse and
 
@@ -30,7 +30,7 @@ LseBase = Literal["natural", "base2"]
 def natural_lse(
     lse: Float[Tensor, "..."], base: LseBase, *, empty: Literal["-inf", "+inf"] = "-inf"
 ) -> Float[Tensor, "..."]:
-    """lse of a surface that declares its base and its empty value, as natural-log with -inf.
+    """Converts lse of a declared base and empty value to natural-log, -inf for empty rows.
 
     The declared empty value alone is taken for empty; the other infinity stays, to be reported.
     """
@@ -49,7 +49,7 @@ def merge_states(
     bases: LseBase | Sequence[LseBase] = "natural",
     raise_on_nan: bool = False,
 ) -> DecodeResult:
-    """The states' out and lse as those of one softmax, computed and returned in fp32.
+    """Merges the states' out and lse into those of one softmax, computed and returned in fp32.
 
     outs N of [R, H, Dv] and lses N of [R, H], in any float dtypes, N at least 1; float64 is merged
     in float64. bases says what the lses are in, for all of them or one by one; the result's lse is
@@ -83,7 +83,7 @@ def merge_states(
 
 
 def merge_oracle(parts: Sequence[DecodeOracleResult]) -> DecodeOracleResult:
-    """The oracle's results of all ranks as the result over all keys, in float64, p2 included.
+    """Merges the oracle's results of all ranks into that over all keys, in float64, with p2.
 
     p2 adds up in squares: sqrt(sum_r w_r^2 p2_r^2), with w_r the rank's share of the softmax.
     """

@@ -1,5 +1,7 @@
-"""FlashMLA's sparse decode over FP8 pages (`flash_mla_with_kvcache` with indices), and the V4
-prefill path through it: the same tokens and keys, read from the caches without a workspace.
+"""FlashMLA's sparse decode over FP8 pages (`flash_mla_with_kvcache` with indices).
+
+The V4 prefill path goes through it too: the same tokens and keys, read from the caches without a
+workspace.
 
 Each token is a batch entry of its own, as vLLM's V4 decode has it. Its main list names slots of the
 sliding-window cache, its extra list those of the compressed one; both share one softmax. The kernel
@@ -169,8 +171,8 @@ def sparse_decode(
         raise ValueError(f"q: shape {shape_of(q)}; accepted is [T, H, {VALUE_WIDTH}]")
     T, H, _ = q.shape
     scale = finite_scale(sm_scale)
-    for given in (main, extra):
-        reason = given and _unservable(given.cache.kv_format, H, scale)
+    for listed in (main, extra):
+        reason = listed and _unservable(listed.cache.kv_format, H, scale)
         if reason:
             raise ValueError(reason)
     if attn_sink is not None:
@@ -251,9 +253,9 @@ def _launch(
     )
 
 
-def _check_list(name: str, given: SlotList, q: Tensor) -> Tensor:
+def _check_list(name: str, listed: SlotList, q: Tensor) -> Tensor:
     """How many keys each token's list names; ValueError for what the kernel would trust blindly."""
-    cache, slots, length = given.cache, given.slots, given.topk_length
+    cache, slots, length = listed.cache, listed.slots, listed.topk_length
     require_tensor(f"{name} slots", slots, torch.int32)
     T = q.shape[0]
     if slots.ndim != 2 or slots.shape[0] != T:
@@ -291,23 +293,25 @@ def _check_list(name: str, given: SlotList, q: Tensor) -> Tensor:
     return (counted & (slots >= 0)).sum(1)
 
 
-def _for_kernel(name: str, given: SlotList, notes: list[str]) -> _KernelList:
-    T, K = given.slots.shape
+def _for_kernel(name: str, listed: SlotList, notes: list[str]) -> _KernelList:
+    T, K = listed.slots.shape
     width = max(1, -(-K // WIDTH_MULTIPLE)) * WIDTH_MULTIPLE
-    slots, lengths = given.slots, given.topk_length
+    slots, lengths = listed.slots, listed.topk_length
     if width != K:
         slots = torch.cat([slots, slots.new_full((T, width - K), -1)], dim=1)
         notes.append(f"{name} list padded from {K} to {width} slots (-1)")
     if lengths is None:
         lengths = slots.new_full((T,), K)
     return _KernelList(
-        _pages(name, given.cache, notes), slots.contiguous()[:, None], lengths.contiguous()
+        _pages(name, listed.cache, notes), slots.contiguous()[:, None], lengths.contiguous()
     )
 
 
 def _pages(name: str, paged: PagedKV, notes: list[str]) -> Tensor:
-    """The cache as [pages, P, 1, 584]: what the kernel is told; it knows that a page is split into
-    data and scales, and takes the page's stride from the tensor."""
+    """Views the cache as [pages, P, 1, 584], as the kernel is told.
+
+    It knows that a page is split into data and scales, and takes a page's stride from the tensor.
+    """
     cache = paged.cache
     if cache.data_ptr() % _ALIGNMENT or cache.stride(0) % _ALIGNMENT:
         notes.append(f"{name} cache copied: its pages didn't start at multiples of 16 bytes")

@@ -207,7 +207,7 @@ def check_call(call: DecodeCall) -> DecodeInputs:
     if not isinstance(call.causal, bool):
         raise ValueError(f"causal: {call.causal!r}; accepted are True and False")
     key_scale = _scale("kv_scale", call.kv_scale, "kv_cache", kv_cache)
-    given = DecodeInputs(
+    inputs = DecodeInputs(
         q,
         kv_cache,
         block_table,
@@ -223,31 +223,31 @@ def check_call(call: DecodeCall) -> DecodeInputs:
         key_scale=key_scale,
         value_scale=key_scale,
     )
-    if given.query_start_loc[-1] > T:
-        raise ValueError(f"q: {T} rows; query_start_loc counts {given.query_start_loc[-1]} tokens")
-    _ = given.key_counts  # the planner's own checks of the lengths
-    for queries, problem in zip(given.query_lens, _table_problems(given), strict=True):
+    if inputs.query_start_loc[-1] > T:
+        raise ValueError(f"q: {T} rows; query_start_loc counts {inputs.query_start_loc[-1]} tokens")
+    _ = inputs.key_counts  # the planner's own checks of the lengths
+    for queries, problem in zip(inputs.query_lens, _table_problems(inputs), strict=True):
         if queries and problem:
             raise ValueError(problem)
-    return given
+    return inputs
 
 
 check_decode_inputs = called_with(DecodeCall)(check_call)
 
 
-def _table_problems(given: DecodeInputs) -> list[str | None]:
-    """Of each request, what is wrong with its block table."""
-    (_, width), pages = given.block_table.shape, given.kv_cache.shape[0]
-    table = given.block_table.cpu()
+def _table_problems(inputs: DecodeInputs) -> list[str | None]:
+    """Says of each request what is wrong with its block table, None if nothing is."""
+    (_, width), pages = inputs.block_table.shape, inputs.kv_cache.shape[0]
+    table = inputs.block_table.cpu()
     problems: list[str | None] = []
-    for i, length in enumerate(given.seq_lens):
-        needed = -(-length // given.page_size)
+    for i, length in enumerate(inputs.seq_lens):
+        needed = -(-length // inputs.page_size)
         used = table[i, :needed]
         outside = ((used < 0) | (used >= pages)).nonzero()
         if needed > width:
             problems.append(
                 f"block_table: width {width}; request {i} has {length} keys, which lie on {needed} "
-                f"pages of {given.page_size}"
+                f"pages of {inputs.page_size}"
             )
         elif len(outside):
             column = int(outside[0])

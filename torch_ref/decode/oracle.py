@@ -70,7 +70,7 @@ class OracleCall(DecodeCall):
 
 @called_with(OracleCall)
 def dcp_decode_oracle(call: OracleCall) -> DecodeOracleResult:
-    """One rank's decode in float64.
+    """Computes one rank's decode in float64.
 
     q [T, H, 576], H in 1..128, and kv_cache [pages, P, 576], each bf16 or float8_e4m3fn. A float8
     tensor's values are those stored times q_scale or kv_scale (one positive number per tensor; None
@@ -90,25 +90,25 @@ def dcp_decode_oracle(call: OracleCall) -> DecodeOracleResult:
 
     ValueError names the argument that doesn't fit, what it was and what is accepted.
     """
-    variant, given = call.variant, check_call(call).on(call.device)
-    wanted = token_rows(call.rows, given.tokens, given.q.device)
-    computed = token_rows(None, given.tokens, given.q.device) if variant.moves_rows else wanted
-    inputs = variant.change_inputs(given)
-    request, counts = variant.visible(given)
+    variant, inputs = call.variant, check_call(call).on(call.device)
+    wanted = token_rows(call.rows, inputs.tokens, inputs.q.device)
+    computed = token_rows(None, inputs.tokens, inputs.q.device) if variant.moves_rows else wanted
+    changed = variant.change_inputs(inputs)
+    request, counts = variant.visible(inputs)
 
     chosen = computed.tolist()
-    out = inputs.q.new_zeros(len(chosen), inputs.heads, VALUE_WIDTH, dtype=torch.float64)
+    out = changed.q.new_zeros(len(chosen), changed.heads, VALUE_WIDTH, dtype=torch.float64)
     lse = out.new_full(out.shape[:2], -math.inf)
     p2, max_logits = torch.zeros_like(lse), lse.clone()
-    for row in rows_with_keys(inputs, chosen, request, counts, torch.float64):
+    for row in rows_with_keys(changed, chosen, request, counts, torch.float64):
         out[row.at], lse[row.at], p2[row.at], max_logits[row.at] = _attend(
-            inputs, row.q, row.keys, variant
+            changed, row.q, row.keys, variant
         )
 
-    padding = given.rows.padding
+    padding = inputs.rows.padding
     empty = [[counts[t] == 0 and not padding[t]] for t in chosen]
     empty = torch.tensor(empty, dtype=torch.bool, device=out.device).reshape(-1, 1)
-    results = (*variant.change_outputs(given, empty, out, lse, p2), max_logits)
+    results = (*variant.change_outputs(inputs, empty, out, lse, p2), max_logits)
     if variant.moves_rows:
         results = tuple(result[wanted] for result in results)
     return DecodeOracleResult(*results)
@@ -145,7 +145,7 @@ class EagerCall(DecodeCall):
 
 @called_with(EagerCall)
 def dcp_decode(call: EagerCall) -> DecodeResult:
-    """One rank's decode in the precision recipe of the SM90 kernels, written eagerly.
+    """Computes one rank's decode eagerly, in the precision recipe of the SM90 kernels.
 
     Scores are fp32 products of the stored q and keys (both exact in bf16, float8 too) and go to
     base 2 with one factor that holds sm_scale, the scales of q and keys, and log2(e); P = exp2(s -

@@ -65,27 +65,27 @@ class DecodeVariant:
         """A row's result depends on other rows of its request."""
         return self.lse_layout == "reshaped"
 
-    def change_inputs(self, given: DecodeInputs) -> DecodeInputs:
+    def change_inputs(self, inputs: DecodeInputs) -> DecodeInputs:
         """The inputs that the right formula must see to give this deviation."""
         for_keys = self.kv_scale in ("right", "keys_only")
         for_values = self.kv_scale in ("right", "values_only")
         return replace(
-            given,
-            sm_scale=given.sm_scale**self.scale_power,
-            q_scale=given.q_scale if self.q_scale == "right" else 1.0,
-            key_scale=given.key_scale if for_keys else 1.0,
-            value_scale=given.value_scale if for_values else 1.0,
+            inputs,
+            sm_scale=inputs.sm_scale**self.scale_power,
+            q_scale=inputs.q_scale if self.q_scale == "right" else 1.0,
+            key_scale=inputs.key_scale if for_keys else 1.0,
+            value_scale=inputs.value_scale if for_values else 1.0,
         )
 
-    def visible(self, given: DecodeInputs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def visible(self, inputs: DecodeInputs) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of each row the request whose keys it sees, and how many of them: the first n."""
-        rows = self._rows(given)
-        requests = len(given.total_lens)
+        rows = self._rows(inputs)
+        requests = len(inputs.total_lens)
         request = tuple((i + self.request_shift) % max(requests, 1) for i in rows.request)
         counts = [
             0
-            if padding or not given.readable[j]
-            else self._count(given, j, bound - given.total_lens[i])
+            if padding or not inputs.readable[j]
+            else self._count(inputs, j, bound - inputs.total_lens[i])
             for i, j, bound, padding in zip(
                 rows.request, request, rows.bound, rows.padding, strict=True
             )
@@ -99,7 +99,7 @@ class DecodeVariant:
         return keys[..., :VALUE_WIDTH]
 
     def change_outputs(
-        self, given: DecodeInputs, empty: Tensor, out: Tensor, lse: Tensor, p2: Tensor
+        self, inputs: DecodeInputs, empty: Tensor, out: Tensor, lse: Tensor, p2: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """out, lse and p2 with this deviation; `empty` [R, 1] are rows without a key, unpadded."""
         if self.lse_base2:
@@ -108,7 +108,7 @@ class DecodeVariant:
             lse = lse.masked_fill(empty, {"+inf": math.inf, "0": 0.0}[self.empty_lse])
         if self.lse_layout == "reshaped":
             lse = lse.clone()
-            for start, end in pairwise(given.query_start_loc):
+            for start, end in pairwise(inputs.query_start_loc):
                 lse[start:end] = lse[start:end].mT.clone().reshape(end - start, lse.shape[1])
         if self.head_shift:
             out, lse, p2 = (
@@ -116,31 +116,31 @@ class DecodeVariant:
             )
         return out, lse, p2
 
-    def _rows(self, given: DecodeInputs) -> DecodeRows:
+    def _rows(self, inputs: DecodeInputs) -> DecodeRows:
         if self.view == "right":
-            return given.rows
+            return inputs.rows
         try:
             return decode_rows(
-                given.query_start_loc,
-                given.total_lens,
-                max_query_len=max((1, *given.query_lens)),
-                causal=given.causal,
-                num_rows=given.tokens,
+                inputs.query_start_loc,
+                inputs.total_lens,
+                max_query_len=max((1, *inputs.query_lens)),
+                causal=inputs.causal,
+                num_rows=inputs.tokens,
                 rules="vllm-0.33.0",
             )
         except (BoundsShapeMismatch, NonUniformBlock):
-            return given.rows
+            return inputs.rows
 
-    def _count(self, given: DecodeInputs, request: int, below_total: int) -> int:
+    def _count(self, inputs: DecodeInputs, request: int, below_total: int) -> int:
         """Local keys of `request` that a row sees whose bound lies `below_total` (<= 0) from T."""
-        length, total = given.seq_lens[request], given.total_lens[request]
+        length, total = inputs.seq_lens[request], inputs.total_lens[request]
         if self.bound == "after_localising":
             return max(length + below_total, 0)
         shift = {"plus_one": 1, "minus_one": -1}.get(self.bound, 0)
         bound = total if self.bound == "total" else total + below_total + shift
-        rank = given.dcp_rank if self.mask_rank is None else self.mask_rank
-        interleave = self.mask_interleave or given.interleave
-        return min(length, local_length(bound, rank, given.dcp_world, interleave))
+        rank = inputs.dcp_rank if self.mask_rank is None else self.mask_rank
+        interleave = self.mask_interleave or inputs.interleave
+        return min(length, local_length(bound, rank, inputs.dcp_world, interleave))
 
 
 CONTRACT = DecodeVariant()

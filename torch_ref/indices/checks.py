@@ -41,8 +41,8 @@ def table(name: str, tensor: Tensor, rows: int | None) -> Tensor:
 
 def one_device(**tensors: Tensor | None) -> None:
     """ValueError unless all tensors lie on the first one's device; None is passed over."""
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first, *others = given.items()
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first, *others = present.items()
     for name, tensor in others:
         if tensor.device != first[1].device:
             raise ValueError(

@@ -64,8 +64,11 @@ class KVFormat:
         return self.quantised // self.group if self.group else 0
 
     def page_bytes(self, page_size: int) -> int:
-        """The page stride in bytes; with v4-fp8 the padding is required, not cosmetic: FlashMLA's
-        Hopper kernel loads 16 bytes at a time and its Blackwell one encodes the stride for TMA."""
+        """The page stride in bytes, padding included.
+
+        v4-fp8 requires the padding: FlashMLA's Hopper kernel loads 16 bytes at a time and its
+        Blackwell one encodes the stride for TMA.
+        """
         return -(-page_size * self.token_bytes // self.page_multiple) * self.page_multiple
 
 

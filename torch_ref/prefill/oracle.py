@@ -70,7 +70,7 @@ def sparse_prefill_oracle(
     device: torch.device | str | None = None,
     variant: Variant = CONTRACT,
 ) -> OracleResult:
-    """Sparse prefill in float64.
+    """Computes sparse prefill in float64.
 
     q bf16 [T, H, D], H in 1..128, D 512 or 576; kv bf16 [S, D] or [S, 1, D]; indices int32 [T, K]
     or [T, 1, K], a slot outside 0..S-1 is invalid; sm_scale any finite number, negative and 0
@@ -83,19 +83,19 @@ def sparse_prefill_oracle(
 
     ValueError names the argument that doesn't fit, what it was and what is accepted.
     """
-    given = check_inputs(
+    inputs = check_inputs(
         q, kv, indices, sm_scale, d_v=d_v, attn_sink=attn_sink, topk_length=topk_length
     ).on(device)
-    chosen = token_rows(rows, given.tokens, given.q.device)
-    inputs = variant.change_inputs(given)
-    R, H = len(chosen), inputs.heads
-    out = inputs.q.new_empty(R, H, VALUE_WIDTH, dtype=torch.float64)
+    chosen = token_rows(rows, inputs.tokens, inputs.q.device)
+    changed = variant.change_inputs(inputs)
+    R, H = len(chosen), changed.heads
+    out = changed.q.new_empty(R, H, VALUE_WIDTH, dtype=torch.float64)
     raw_max, max_logits, lse, p2 = out.new_empty(4, R, H)
-    for block in blocks(inputs, chosen, torch.float64):
+    for block in blocks(changed, chosen, torch.float64):
         at = block.where
-        out[at], raw_max[at], max_logits[at], lse[at], p2[at] = _attend(inputs, block, variant)
+        out[at], raw_max[at], max_logits[at], lse[at], p2[at] = _attend(changed, block, variant)
     return OracleResult(
-        *variant.change_outputs(given, out, raw_max, max_logits, lse, p2),
+        *variant.change_outputs(inputs, out, raw_max, max_logits, lse, p2),
     )
 
 
@@ -139,7 +139,7 @@ def sparse_prefill(
     rows: Sequence[int] | Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> SparsePrefillResult:
-    """Sparse prefill in the precision recipe of FlashMLA's SM90 kernel, written eagerly.
+    """Computes sparse prefill eagerly, in the precision recipe of FlashMLA's SM90 kernel.
 
     Scores are fp32 and go to base 2 with one factor sm_scale * log2(e); P = exp2(s - max) is
     rounded to bf16 for P V, whose sum is fp32; L sums the unrounded P in fp32; the sink joins L in

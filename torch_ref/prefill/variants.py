@@ -47,14 +47,14 @@ class Variant:
     def needs_raw_max(self) -> bool:
         return self.max_logits == "unscaled"
 
-    def change_inputs(self, given: PrefillInputs) -> PrefillInputs:
+    def change_inputs(self, inputs: PrefillInputs) -> PrefillInputs:
         """The inputs that the right formula must see to give this deviation."""
         return replace(
-            given,
-            sm_scale=given.sm_scale**self.scale_power,
-            attn_sink=self._sink(given),
-            indices=self._indices(given),
-            topk_length=self._length(given),
+            inputs,
+            sm_scale=inputs.sm_scale**self.scale_power,
+            attn_sink=self._sink(inputs),
+            indices=self._indices(inputs),
+            topk_length=self._length(inputs),
         )
 
     def values(self, keys: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Variant:
 
     def change_outputs(
         self,
-        given: PrefillInputs,
+        inputs: PrefillInputs,
         out: Tensor,
         raw_max: Tensor,
         max_logits: Tensor,
@@ -74,8 +74,8 @@ class Variant:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """out, max_logits, lse and p2 with this deviation, from what the formula gave."""
         empty = lse == math.inf
-        if self.sink == "in_lse" and given.attn_sink is not None:
-            lse = torch.logaddexp(lse, given.attn_sink.double())
+        if self.sink == "in_lse" and inputs.attn_sink is not None:
+            lse = torch.logaddexp(lse, inputs.attn_sink.double())
         if self.lse_base2:
             lse = lse / math.log(2.0)
         if self.max_logits == "unscaled":
@@ -87,25 +87,25 @@ class Variant:
             )
         return out, max_logits, lse, p2
 
-    def _sink(self, given: PrefillInputs) -> Tensor | None:
-        if given.attn_sink is None or self.sink == "omitted":
+    def _sink(self, inputs: PrefillInputs) -> Tensor | None:
+        if inputs.attn_sink is None or self.sink == "omitted":
             return None
         if self.sink == "times_scale":
-            return given.attn_sink * given.sm_scale
-        return given.attn_sink
+            return inputs.attn_sink * inputs.sm_scale
+        return inputs.attn_sink
 
-    def _indices(self, given: PrefillInputs) -> Tensor:
+    def _indices(self, inputs: PrefillInputs) -> Tensor:
         if self.index == "right":
-            return given.indices
-        S = given.kv.shape[0]
-        wraps = (given.indices < 0) & (given.indices >= -S)
-        return torch.where(wraps, given.indices + S, given.indices)
+            return inputs.indices
+        S = inputs.kv.shape[0]
+        wraps = (inputs.indices < 0) & (inputs.indices >= -S)
+        return torch.where(wraps, inputs.indices + S, inputs.indices)
 
-    def _length(self, given: PrefillInputs) -> Tensor | None:
-        if given.topk_length is None or self.length == "ignored":
+    def _length(self, inputs: PrefillInputs) -> Tensor | None:
+        if inputs.topk_length is None or self.length == "ignored":
             return None
         shift = {"right": 0, "plus_one": 1, "minus_one": -1}[self.length]
-        return given.topk_length + shift
+        return inputs.topk_length + shift
 
 
 CONTRACT = Variant()

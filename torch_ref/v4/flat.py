@@ -28,7 +28,7 @@ class FlatCall(NamedTuple):
 
 @called_with(V4Call)
 def flat_v4_call(call: V4Call) -> FlatCall:
-    """The arguments that sparse prefill needs besides q, sm_scale and attn_sink.
+    """Gives the arguments that sparse prefill needs besides q, sm_scale and attn_sink.
 
     kv holds, request by request, of those with query tokens: its compressed entries from 0 on,
     then its positions from the first that any of its tokens sees to its last, dequantised. Row t
@@ -55,7 +55,7 @@ def flatten(inputs: V4Inputs) -> FlatCall:
         if not queries:
             continue
         prefix = length - queries
-        # An image lies within the query, so nobody sees further back than the first token.
+        # An image lies within the query, so no token sees further back than the first token.
         oldest = max(prefix - (window - 1), 0)
         entries = inputs.compressed_lens[i]
         if inputs.compressed is not None and inputs.compressed_block_table is not None:

@@ -103,8 +103,9 @@ class V4Inputs:
 
 
 def check_call(call: V4Call) -> V4Inputs:
-    """Checks rank, dtype, shape, device and values; ValueError names the argument, what it was and
-    what is accepted.
+    """Checks rank, dtype, shape, device and values; ValueError names the argument that doesn't fit.
+
+    The message says what the argument was and what is accepted.
 
     Accepted: q bf16 [T, H, 512], H in 1..128, T what query_start_loc [n + 1] counts; caches of
     kv_format "v4-fp8" or "bf16" with pages of swa_page and compressed_page tokens and tables int32
@@ -198,5 +199,5 @@ def _require_together(call: V4Call, compress_ratio: int) -> None:
             f"compressed_cache: None with compress_ratio = {compress_ratio}; only a layer of ratio "
             "1 may have no compressed cache"
         )
-    given = [name for name in _TOGETHER if name not in absent]
-    raise ValueError(f"{absent[0]}: None; {' and '.join(given)} came without it")
+    present = [name for name in _TOGETHER if name not in absent]
+    raise ValueError(f"{absent[0]}: None; {' and '.join(present)} came without it")

@@ -36,9 +36,10 @@ _UNREADABLE = 0xFF  # NaN as a code, a scale and bf16
 def read_keys(
     inputs: V4Inputs, keys: Int64[Tensor, "k 3"], reading: Reading
 ) -> tuple[BFloat16[Tensor, "k 512"], Bool[Tensor, " k"]]:
-    """Keys as (0 for compressed and 1 for the window, request, entry or position), dequantised, and
-    which of them there are: not those of another kind, nor those whose place the block table or the
-    cache doesn't have. What isn't there is NaN.
+    """Reads and dequantises keys, and says which of them there are; the others are NaN.
+
+    keys are (0 for compressed and 1 for the window, request, entry or position). There are none of
+    another kind, nor where the block table or the cache has no place for one.
     """
     rows = torch.full((len(keys), inputs.swa.d), torch.nan, dtype=torch.bfloat16)
     there = torch.zeros(len(keys), dtype=torch.bool)
@@ -107,5 +108,5 @@ def _bytes(
 ) -> UInt8[Tensor, "k size"]:
     address = start[:, None] + torch.arange(size, device=start.device)
     there = (address >= 0) & (address < len(stored))
-    found = stored[address.clamp(0, len(stored) - 1)]
-    return found.masked_fill(~there, _UNREADABLE)
+    read = stored[address.clamp(0, len(stored) - 1)]
+    return read.masked_fill(~there, _UNREADABLE)

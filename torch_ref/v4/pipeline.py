@@ -95,7 +95,7 @@ class PathCall(V4Call):
 
 @called_with(PathCall)
 def v4_prefill(call: PathCall) -> V4PrefillResult:
-    """DeepSeek-V4's sparse prefill from paged caches, chunk by chunk.
+    """Runs DeepSeek-V4's sparse prefill from paged caches, chunk by chunk.
 
     q [T, H, 512] bf16 holds the tokens of n requests in order: request i's rows are
     query_start_loc[i] to query_start_loc[i + 1], counted from the first entry, and may be none.
@@ -162,7 +162,7 @@ def run_plan(
 
 
 def prepare_chunk(inputs: V4Inputs, chunk: PrefillChunk) -> ChunkStage:
-    """One chunk's workspace, gathered twice, and its tokens' rows of it."""
+    """Gathers one chunk's workspace, in two steps, and lists its tokens' rows of it."""
     s, e, N, M = chunk.start, chunk.end, chunk.compressed_rows, chunk.workspace_rows
     batch, device = inputs.batch, inputs.q.device
     rows = slice(chunk.query_start, chunk.query_end)
@@ -217,8 +217,10 @@ def chunks_of(plan: Sequence[PrefillChunk]) -> tuple[PrefillChunk, ...]:
 
 
 def check_plan(plan: Sequence[PrefillChunk], inputs: V4Inputs, *, area: int) -> None:
-    """ValueError unless the chunks can be run: in order, over every query token, within `area`
-    rows each, and with rows for all that their requests gather (zero-query ones included).
+    """Checks that the chunks can be run: ValueError for the first that can't.
+
+    They must be in order, over every query token, within `area` rows each, and with rows for all
+    that their requests gather (zero-query ones included).
 
     A chunk without query tokens passes: what an engine makes of it is the question.
     """

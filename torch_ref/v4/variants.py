@@ -3,7 +3,7 @@
 A deviation is told as a plain sparse prefill again, so that the oracle computes it: which keys of
 which request each token attends to, and what is read for them. Some faults are made where keys are
 read (`cache`: no workspace in between), others in the rows of a chunk's workspace, where a row that
-belongs to another request, or to nobody, stands beside the right one.
+belongs to another request, or to none, stands beside the right one.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ _STEPS = {"right": 0, "next": 1, "previous": -1}
 
 
 class VariantCall(NamedTuple):
-    """A sparse prefill with a deviation, and for which of its tokens it can't be told, bool [t]:
-    they look at workspace rows that nothing was gathered to, or at places that don't exist.
+    """A sparse prefill with a deviation, and the tokens for which it can't be told, bool [t].
+
+    They look at workspace rows that nothing was gathered to, or at places that don't exist.
     """
 
     call: FlatCall
@@ -114,7 +115,7 @@ def variant_call(
     *,
     through: Through,
 ) -> VariantCall:
-    """The sparse prefill of these tokens, in this order, with the deviation.
+    """Gives the sparse prefill of these tokens, in this order, with the deviation.
 
     through says where the deviation is made, and has to be possible for it. plan holds every token.
     """
@@ -139,8 +140,10 @@ def variant_keys(
     *,
     through: Through,
 ) -> Int64[Tensor, "k 3"]:
-    """The keys that a token attends to: kind, request, and entry or position. Kind NOTHING is a
-    workspace row that nothing is gathered to; rows outside the workspace name no key.
+    """Lists the keys that a token attends to: kind, request, and entry or position.
+
+    Kind NOTHING is a workspace row that nothing is gathered to; rows outside the workspace name no
+    key.
     """
     chunk = chunk_of(plan, token)
     if through == "workspace":
@@ -159,7 +162,7 @@ def variant_keys(
 def gathered_keys(
     inputs: V4Inputs, variant: V4Variant, keys: Int64[Tensor, "k 3"], chunk: Chunk
 ) -> Int64[Tensor, "k 3"]:
-    """What is read where these keys are due, if the deviation is one of the gather's."""
+    """Lists what is read in the place of these keys, if the deviation is one of the gather's."""
     keys = keys.clone()
     window = keys[:, 0] == WINDOW
     if variant.position_shift == "queries":
@@ -178,8 +181,9 @@ def gathered_keys(
 def workspace_rows(
     inputs: V4Inputs, variant: V4Variant, chunk: Chunk, token: int
 ) -> Int64[Tensor, " k"]:
-    """The rows of the chunk's workspace, seen as [requests * M, 512], that a token attends to; some
-    may lie outside of it.
+    """Lists the rows of a chunk's workspace, as [requests * M, 512], that a token attends to.
+
+    Some may lie outside of it.
     """
     batch = inputs.batch
     own = int(batch.request[token])
@@ -204,7 +208,7 @@ def workspace_rows(
 
 
 def keys_of_rows(inputs: V4Inputs, chunk: Chunk, rows: Int64[Tensor, " k"]) -> Int64[Tensor, "k 3"]:
-    """What is gathered to rows of a chunk's workspace; those outside of it are left out."""
+    """Lists what is gathered to rows of a chunk's workspace, without rows outside of it."""
     M, N = chunk.workspace_rows, chunk.compressed_rows
     rows = rows[(rows >= 0) & (rows < (chunk.end - chunk.start) * M)]
     request, row = chunk.start + rows // max(M, 1), rows % max(M, 1)
@@ -233,8 +237,9 @@ def chunk_of(plan: Sequence[Chunk], token: int) -> Chunk:
 
 
 def _seen(inputs: V4Inputs, variant: V4Variant, token: int) -> tuple[int | None, int, int]:
-    """How many entries of its list a token takes (None: the whole row), and its positions
-    [first, end).
+    """Says how many entries of its list a token takes, and its positions [first, end).
+
+    None instead of a number of entries is the whole row.
     """
     batch = inputs.batch
     position = int(batch.position[token])
@@ -262,8 +267,9 @@ def _listed(inputs: V4Inputs, token: int, entries: int | None) -> Int64[Tensor, 
 
 
 def _distinct(keys: Int64[Tensor, "k 3"]) -> tuple[Int64[Tensor, "m 3"], Int64[Tensor, " k"]]:
-    """Each key once, and where in them each of these is. As one number each: torch sorts rows
-    much slower.
+    """Lists each key once, and where among those each of `keys` is.
+
+    A key is sorted as one number: torch sorts rows much slower.
     """
     high, low = keys[:, 0] << 31 | keys[:, 1], keys[:, 2] + _NUMBERS // 2
     code, row = torch.unique(high * _NUMBERS + low, return_inverse=True)
