@@ -10,6 +10,12 @@ from typing import Any
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+type Ref = Any
+"""Memory that a kernel reads or writes: a ref of Pallas, or the address that it is lowered to."""
+
+type Register = Any
+"""An array that a warpgroup holds in its registers, or a number that all its threads hold."""
+
 _WARPS, _LANES = 4, 32
 
 

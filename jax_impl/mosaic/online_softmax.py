@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic.blocks import SIDE_COLUMNS, TILE_ROWS
-from jax_impl.mosaic.layouts import MATRIX, ROW
+from jax_impl.mosaic.layouts import MATRIX, ROW, Register
 
 # Finite, so that the difference of two references is a number; as FlashMLA's kernel starts.
 _LOWEST = -1e30
@@ -31,10 +31,10 @@ _LOWEST = -1e30
 class RowState(NamedTuple):
     """A consumer's running result for 64 rows."""
 
-    acc: Any  # [64, 256] weights times values, relative to the reference
-    reference: Any  # [64] the base-2 logit whose weight is 1
-    maximum: Any  # [64] largest base-2 logit among this consumer's own blocks; None: not kept
-    total: Any  # [64] sum of its own weights, relative to the reference; a part per thread
+    acc: Register  # [64, 256] weights times values, relative to the reference
+    reference: Register  # [64] the base-2 logit whose weight is 1
+    maximum: Register  # [64] largest base-2 logit among this consumer's own blocks; None: not kept
+    total: Register  # [64] sum of its own weights, relative to the reference; a part per thread
 
 
 def initial_state(*, keeps_maximum: bool) -> RowState:
@@ -46,20 +46,20 @@ def initial_state(*, keeps_maximum: bool) -> RowState:
     )
 
 
-def zero_accumulator() -> Any:
+def zero_accumulator() -> Register:
     return plgpu.layout_cast(jnp.zeros((TILE_ROWS, SIDE_COLUMNS), jnp.float32), MATRIX)
 
 
-def row_constant(value: float) -> Any:
+def row_constant(value: float) -> Register:
     return plgpu.layout_cast(jnp.full((TILE_ROWS,), value, jnp.float32), ROW)
 
 
-def over_columns(rows: Any, matrix: Any) -> Any:
+def over_columns(rows: Register, matrix: Register) -> Register:
     """A value per row, in the shape of the matrix."""
     return lax.broadcast_in_dim(rows, matrix.shape, [0])
 
 
-def move_reference(k: Any, state: RowState, block_maximum: Any) -> tuple[RowState, Any, Any]:
+def move_reference(k: Any, state: RowState, block_maximum: Register) -> tuple[RowState, Any, Any]:
     """Takes the largest logit of each row of a block into maximum and reference.
 
     Returns the state with its total (not yet its accumulator) relative to the new reference,
@@ -74,7 +74,7 @@ def move_reference(k: Any, state: RowState, block_maximum: Any) -> tuple[RowStat
     return state, factor, k.seams.any_row(outgrown)
 
 
-def adopt_reference(k: Any, state: RowState, reference: Any) -> RowState:
+def adopt_reference(k: Any, state: RowState, reference: Register) -> RowState:
     """Makes the state relative to the reference that the other consumer has moved to."""
     factor = jnp.exp2(state.reference - reference)
     moved = k.seams.any_row(reference > state.reference)
@@ -83,11 +83,11 @@ def adopt_reference(k: Any, state: RowState, reference: Any) -> RowState:
     )
 
 
-def rescaled(acc: Any, factor: Any, moved: Any) -> Any:
+def rescaled(acc: Register, factor: Register, moved: Register) -> Register:
     return lax.cond(moved != 0, lambda a: a * over_columns(factor, a), lambda a: a, acc)
 
 
-def weights_of(logits: Any, reference: Any) -> tuple[Any, Any]:
+def weights_of(logits: Register, reference: Register) -> tuple[Any, Any]:
     """exp2 of the logits: exact to float32 for the sum, rounded for the matrix product."""
     weights = jnp.exp2(logits - over_columns(reference, logits))
     return weights, weights.astype(jnp.bfloat16)

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic import ptx, registers, wgmma
 from jax_impl.mosaic.blocks import BLOCK_KEYS, SIDE_COLUMNS, TILE_ROWS
-from jax_impl.mosaic.layouts import MATMUL_TRANSFORMS, MATRIX
+from jax_impl.mosaic.layouts import MATMUL_TRANSFORMS, MATRIX, Ref, Register
 from jax_impl.mosaic.ptx import MATMUL_REF
 from jax_impl.mosaic.wgmma import Operand, SmemMatrix
 
@@ -30,7 +30,7 @@ def matmul_scratch(shape: tuple[int, ...]) -> Any:
 
 
 def add_scores(
-    scores: Any, refs: Sequence[Any], steps: Callable[..., Iterable[tuple[Operand, Operand]]]
+    scores: Register, refs: Sequence[Ref], steps: Callable[..., Iterable[tuple[Operand, Operand]]]
 ) -> Any:
     """scores + Q K^T as one group; scores None: from zero.
 
@@ -54,9 +54,9 @@ def add_scores(
 
 
 def add_values_of_registers(
-    acc: Any,
-    weights: Any,
-    refs: Sequence[Any],
+    acc: Register,
+    weights: Register,
+    refs: Sequence[Ref],
     values: Callable[..., Iterable[tuple[SmemMatrix, int]]],
 ) -> Any:
     """acc + weights [64, 64] times values.
@@ -77,9 +77,9 @@ def add_values_of_registers(
 
 
 def add_values_of_smem(
-    acc: Any,
-    weights_smem: Any,
-    refs: Sequence[Any],
+    acc: Register,
+    weights_smem: Ref,
+    refs: Sequence[Ref],
     values: Callable[..., Iterable[tuple[SmemMatrix, int]]],
     *,
     columns: int = BLOCK_KEYS,

@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import arith
 
 from jax_impl.mosaic import ptx, registers
 from jax_impl.mosaic.blocks import TILE_ROWS
-from jax_impl.mosaic.layouts import MATRIX, ROW
+from jax_impl.mosaic.layouts import MATRIX, ROW, Ref, Register
 from jax_impl.mosaic.ptx import MATMUL_REF, REF
 
 BOX_WORDS = ptx.WARPGROUP * registers.ROW_HALVES
@@ -21,7 +21,7 @@ _CONSTRAINTS = {jnp.dtype(jnp.float32): "f", jnp.dtype(jnp.int32): "r"}
 ROWS = ptx.array_type((TILE_ROWS,), jnp.float32, ROW)
 
 
-def any_row(condition: Any) -> Any:
+def any_row(condition: Register) -> Any:
     """1 if the condition holds in a row of the calling warp (interpreter: of the tile)."""
 
     @ptx.inline(ROW, returns=ptx.SCALAR_I32)
@@ -32,7 +32,7 @@ def any_row(condition: Any) -> Any:
     return lower(condition)
 
 
-def row_partial_sums(matrix: Any) -> Any:
+def row_partial_sums(matrix: Register) -> Any:
     """Sums over the columns that a thread holds: quad_sum of the result is the row's sum."""
 
     @ptx.inline(MATRIX, returns=ROWS)
@@ -53,7 +53,7 @@ def row_partial_sums(matrix: Any) -> Any:
     return lower(matrix)
 
 
-def quad_sum(rows: Any) -> Any:
+def quad_sum(rows: Register) -> Any:
     """Adds up what the threads of a row hold of it."""
 
     @ptx.inline(ROW, returns=ROWS)
@@ -67,7 +67,7 @@ def _box_address(box: ir.Value) -> ir.Value:
     return ptx.plus(ptx.smem_address(box), ptx.times(ptx.thread(), registers.ROW_HALVES * 4))
 
 
-def put_rows(box_smem: Any, rows: Any) -> None:
+def put_rows(box_smem: Ref, rows: Register) -> None:
     """Leaves 32 bits per row for a warpgroup that holds the same rows per thread."""
     kind = _CONSTRAINTS[jnp.dtype(rows.dtype)]
 
@@ -81,7 +81,7 @@ def put_rows(box_smem: Any, rows: Any) -> None:
     lower(box_smem, rows)
 
 
-def get_rows(box_smem: Any) -> Any:
+def get_rows(box_smem: Ref) -> Any:
     """What put_rows has left."""
     dtype = jnp.dtype(box_smem.dtype)
     kind = _CONSTRAINTS[dtype]
@@ -101,7 +101,7 @@ def get_rows(box_smem: Any) -> Any:
     return lower(box_smem)
 
 
-def store_weights(place_smem: Any, weights: Any) -> None:
+def store_weights(place_smem: Ref, weights: Register) -> None:
     """Stores weights [64, 64] where the tensor core can read them."""
 
     @ptx.inline(MATMUL_REF, MATRIX)

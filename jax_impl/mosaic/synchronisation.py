@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic import mbarrier, ptx
-from jax_impl.mosaic.layouts import SCALAR
+from jax_impl.mosaic.layouts import SCALAR, Ref
 from jax_impl.mosaic.ptx import REF
 
 
@@ -21,7 +21,7 @@ def barrier_scratch(arrivals: Sequence[int]) -> Any:
     return plgpu.SMEM((mbarrier.WORDS * len(arrivals),), jnp.int32)
 
 
-def initialise_barriers(barriers_smem: Any, arrivals: Sequence[int]) -> None:
+def initialise_barriers(barriers_smem: Ref, arrivals: Sequence[int]) -> None:
     @ptx.inline(REF)
     def lower(_, base):
         counts = [ptx.WARPGROUP * count for count in arrivals]
@@ -30,7 +30,7 @@ def initialise_barriers(barriers_smem: Any, arrivals: Sequence[int]) -> None:
     lower(barriers_smem)
 
 
-def wait(barriers_smem: Any, barrier: int, phase: Any, *, before_products: bool = False) -> None:
+def wait(barriers_smem: Ref, barrier: int, phase: Any, *, before_products: bool = False) -> None:
     """Waits for the end of a phase; phase -1 has ended before the kernel began.
 
     before_products: a matrix product is to read what the gather has written.
@@ -45,7 +45,7 @@ def wait(barriers_smem: Any, barrier: int, phase: Any, *, before_products: bool 
     lower(barriers_smem, phase)
 
 
-def arrive(barriers_smem: Any, barrier: int, *, before_products: bool = False) -> None:
+def arrive(barriers_smem: Ref, barrier: int, *, before_products: bool = False) -> None:
     """before_products: a matrix product of another warpgroup is to read what was stored."""
 
     @ptx.inline(REF)
@@ -57,7 +57,7 @@ def arrive(barriers_smem: Any, barrier: int, *, before_products: bool = False) -
     lower(barriers_smem)
 
 
-def arrive_after_copies(barriers_smem: Any, barrier: int) -> None:
+def arrive_after_copies(barriers_smem: Ref, barrier: int) -> None:
     """Arrives once the copies that this warpgroup has started so far have landed."""
 
     @ptx.inline(REF)

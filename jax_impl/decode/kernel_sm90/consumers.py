@@ -45,7 +45,7 @@ from jax_impl.mosaic.blocks import (
     SIDE_COLUMNS,
     TILE_ROWS,
 )
-from jax_impl.mosaic.layouts import MATRIX
+from jax_impl.mosaic.layouts import MATRIX, Register
 from jax_impl.mosaic.online_softmax import RowState, over_columns
 
 ALL_CHUNKS = (*range(CHUNKS), ROPE_CHUNK)
@@ -75,7 +75,7 @@ def _free(k: Context, chunk: int, slot: int) -> None:
     plgpu.barrier_arrive(k.smem.kv_free[chunk].at[slot])
 
 
-def _start_scores(k: Context, scores: Any, slot: int, *chunks: int) -> Any:
+def _start_scores(k: Context, scores: Register, slot: int, *chunks: int) -> Any:
     """Q K^T over some chunks as they arrive, on top of `scores` (None: from zero)."""
     for chunk in chunks:
         _wait_for(k, chunk, slot)
@@ -97,7 +97,9 @@ def _values(k: Context, slot: int, side: int) -> list[Any]:
     return [k.smem.chunks[chunk].at[slot] for chunk in chunks_of(side)]
 
 
-def _start_own_values(k: Context, state: RowState, weights: Any, slot: int, side: int) -> RowState:
+def _start_own_values(
+    k: Context, state: RowState, weights: Register, slot: int, side: int
+) -> RowState:
     """acc += weights from registers times this side's values of a slot, a group per chunk."""
     acc = k.seams.start_values_of_registers(state.acc, weights, *_values(k, slot, side))
     return state._replace(acc=acc)
@@ -124,7 +126,7 @@ def _finish_values(k: Context, state: RowState, slot: int, side: int, behind: in
     return state
 
 
-def _hand_over(k: Context, parity: int, reference: Any, weights: Any) -> None:
+def _hand_over(k: Context, parity: int, reference: Register, weights: Register) -> None:
     k.seams.store_weights(k.smem.rope.at[parity], weights)
     k.seams.put_rows(k.smem.mailbox.at[REFERENCE[parity]], reference)
     k.seams.arrive(k.smem.handover, weights_ready[parity], before_products=True)
@@ -136,14 +138,14 @@ def _wait_for_weights(k: Context, parity: int, round_: Any) -> Any:
     return k.seams.get_rows(k.smem.mailbox.at[REFERENCE[parity]])
 
 
-def _masked_scores(k: Context, scores: Any, item: Item, parity: int, first_key: Any) -> Any:
+def _masked_scores(k: Context, scores: Register, item: Item, parity: int, first_key: Any) -> Any:
     """A block's scores, -inf at the keys that a row doesn't see.
 
     Only the last blocks of an item need it. The keys that a row sees are the first ones, so
     one number per row says all that rank, world, interleave and causality have to say.
     """
 
-    def mask(scores: Any) -> Any:
+    def mask(scores: Register) -> Any:
         key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=MATRIX) + first_key
         row_keys = k.seams.get_rows(k.smem.row_keys.at[parity])
         # A select: the score of a key that is not seen may be NaN.
@@ -196,7 +198,7 @@ def _next_even_scores(k: Context, state: RowState) -> tuple[RowState, Any]:
 
 
 def _even_pair(
-    k: Context, item: Item, p: Any, state: RowState, scores: Any, scale: Any, round_: Any
+    k: Context, item: Item, p: Any, state: RowState, scores: Register, scale: Register, round_: Any
 ) -> RowState:
     """One pair of blocks; leaves the product with the odd block's values running."""
     first_key = (item.first_pair + p) * PAIR_KEYS
@@ -255,7 +257,7 @@ def _odd_pair(
     item: Item,
     p: Any,
     state: RowState,
-    scale: Any,
+    scale: Register,
     round_: Any,
     after_last_scores: Callable[[], None],
     after_totals: Callable[[RowState], None],

@@ -41,6 +41,7 @@ from jax_impl.mosaic.blocks import (
     SLOTS,
     TILE_ROWS,
 )
+from jax_impl.mosaic.layouts import Ref
 from jax_impl.mosaic.rows import BOX_WORDS
 
 I32 = jnp.int32
@@ -51,34 +52,34 @@ ROLE_AXIS = "role"
 class Gmem(NamedTuple):
     """The operands and results in global memory. R rows of heads, token-major."""
 
-    q: Any  # [R, 576] bfloat16
-    kv: Any  # [pages, P, 576] bfloat16 or float8_e4m3fn
-    block_table: Any  # [B, max_pages] int32
-    items: Any  # [.., cluster, 8] int32, see work.py
-    first_item: Any  # [workers + 2] int32; behind the workers' items those without keys
-    row_keys: Any  # [T] int32
-    scales: Any  # [2] float32: from q.k to base-2 logits, and of the output
-    out: Any  # [R, 512] bfloat16 or float32
-    lse: Any  # [R] float32
-    partial_out: Any  # [.., 64, 512] float32
-    partial_lse: Any  # [.., 64] float32
+    q: Ref  # [R, 576] bfloat16
+    kv: Ref  # [pages, P, 576] bfloat16 or float8_e4m3fn
+    block_table: Ref  # [B, max_pages] int32
+    items: Ref  # [.., cluster, 8] int32, see work.py
+    first_item: Ref  # [workers + 2] int32; behind the workers' items those without keys
+    row_keys: Ref  # [T] int32
+    scales: Ref  # [2] float32: from q.k to base-2 logits, and of the output
+    out: Ref  # [R, 512] bfloat16 or float32
+    lse: Ref  # [R] float32
+    partial_out: Ref  # [.., 64, 512] float32
+    partial_lse: Ref  # [.., 64] float32
 
 
 class Smem(NamedTuple):
     """Shared memory of one thread block."""
 
-    q: tuple[Any, Any]  # [64, 256] and [64, 320] bfloat16: two copies, each contiguous
-    chunks: tuple[Any, ...]  # 4 of [slot, key, 128] bfloat16
-    rope: Any  # [slot, key, 64] bfloat16: rotary columns, and then the block's weights
-    mailbox: Any  # [MAILBOXES, 256] float32: two words per thread
-    row_keys: Any  # [parity, 256] int32: each consumer's own
-    q_ready: Any
-    kv_ready: tuple[Any, ...]  # 5 of [slot]
-    kv_free: tuple[Any, ...]  # 4 of [slot]
-    handover: Any  # see weights_ready, totals_ready
+    q: tuple[Ref, Ref]  # [64, 256] and [64, 320] bfloat16: two copies, each contiguous
+    chunks: tuple[Ref, ...]  # 4 of [slot, key, 128] bfloat16
+    rope: Ref  # [slot, key, 64] bfloat16: rotary columns, and then the block's weights
+    mailbox: Ref  # [MAILBOXES, 256] float32: two words per thread
+    row_keys: Ref  # [parity, 256] int32: each consumer's own
+    q_ready: Ref
+    kv_ready: tuple[Ref, ...]  # 5 of [slot]
+    kv_free: tuple[Ref, ...]  # 4 of [slot]
+    handover: Ref  # see weights_ready, totals_ready
 
     @property
-    def keys(self) -> tuple[Any, ...]:
+    def keys(self) -> tuple[Ref, ...]:
         """All columns of the slots, chunk by chunk."""
         return (*self.chunks, self.rope)
 

@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import arith, vector
 from jax_impl.decode.kernel_sm90.problem import D, Problem
 from jax_impl.mosaic import float8, mbarrier, ptx, registers
 from jax_impl.mosaic.blocks import BLOCK_KEYS
-from jax_impl.mosaic.layouts import SCALAR, TILE_BYTES, TILE_COLUMNS
+from jax_impl.mosaic.layouts import SCALAR, TILE_BYTES, TILE_COLUMNS, Ref
 from jax_impl.mosaic.ptx import MATMUL_REF, REF
 
 _PIECE = 16  # bytes, and so numbers, that a thread loads at a time
@@ -35,7 +35,7 @@ def _rows_per_step(columns: int) -> int:
 
 
 def load_narrow(
-    kv_gmem: Any, pages: tuple[Any, ...], first_in_page: Any, columns: Any, problem: Problem
+    kv_gmem: Ref, pages: tuple[Any, ...], first_in_page: Any, columns: Any, problem: Problem
 ) -> Any:
     """Starts loading some columns of a block; opaque, for store_widened."""
     rows_per_step = _rows_per_step(columns.size)
@@ -78,7 +78,7 @@ def widened_arrivals(problem: Problem) -> int:
 
 
 def store_widened(
-    place_smem: Any, ready: Any, loaded: Any, kv_gmem: Any, columns: Any, problem: Problem
+    place_smem: Ref, ready: Any, loaded: Any, kv_gmem: Ref, columns: Any, problem: Problem
 ) -> None:
     """Widens what load_narrow has brought, stores it for the tensor core, and says so."""
     del kv_gmem, problem  # the interpreter loads here

@@ -8,14 +8,14 @@ from typing import Any
 from jax_impl.decode.kernel_sm90.problem import CHUNK_COLUMNS, CHUNKS, D
 from jax_impl.mosaic import products, wgmma
 from jax_impl.mosaic.blocks import SIDE_COLUMNS
-from jax_impl.mosaic.layouts import TILE_COLUMNS
+from jax_impl.mosaic.layouts import TILE_COLUMNS, Ref, Register
 from jax_impl.mosaic.wgmma import Operand, SmemMatrix
 
 _STEPS_PER_TILE = TILE_COLUMNS // wgmma.DEPTH
 _TILES_PER_SIDE = SIDE_COLUMNS // TILE_COLUMNS
 
 
-def start_scores(scores: Any, q_smem: Sequence[Any], keys_smem: Any, chunk: int) -> Any:
+def start_scores(scores: Register, q_smem: Sequence[Ref], keys_smem: Ref, chunk: int) -> Any:
     """scores + Q K^T over one chunk of columns, as one group; scores None: from zero.
 
     The result may be used after finish_products has named it.
@@ -44,11 +44,11 @@ def _values(*chunks: Any) -> Iterator[tuple[SmemMatrix, int]]:
         yield SmemMatrix.of(chunk, CHUNK_COLUMNS), 0
 
 
-def start_values_of_registers(acc: Any, weights: Any, *chunks_smem: Any) -> Any:
+def start_values_of_registers(acc: Register, weights: Register, *chunks_smem: Ref) -> Any:
     """acc + weights [64, 64] times the values of some chunks, as one group per chunk."""
     return products.add_values_of_registers(acc, weights, chunks_smem, _values)
 
 
-def start_values_of_smem(acc: Any, weights_smem: Any, *chunks_smem: Any) -> Any:
+def start_values_of_smem(acc: Register, weights_smem: Ref, *chunks_smem: Ref) -> Any:
     """The same with weights that have been handed over in shared memory."""
     return products.add_values_of_smem(acc, weights_smem, chunks_smem, _values)

@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import arith
 from jax_impl.decode.kernel_sm90.problem import CHUNK_COLUMNS, Problem
 from jax_impl.mosaic import ptx, registers
 from jax_impl.mosaic.blocks import D_V, SIDE_COLUMNS, TILE_ROWS
-from jax_impl.mosaic.layouts import MATRIX, ROW, SCALAR, TILE_BYTES, TILE_COLUMNS
+from jax_impl.mosaic.layouts import MATRIX, ROW, SCALAR, TILE_BYTES, TILE_COLUMNS, Ref
 from jax_impl.mosaic.ptx import BF16_BYTES, MATMUL_REF, REF
 
 _STORE_BYTES = 16  # to a thread: four threads then write whole sectors
@@ -19,7 +19,7 @@ _F32_BYTES = 4
 _ROW_OF_TILE_BYTES = TILE_COLUMNS * BF16_BYTES
 
 
-def load_row_keys(row_keys_gmem: Any, first_row: Any, problem: Problem) -> Any:
+def load_row_keys(row_keys_gmem: Ref, first_row: Any, problem: Problem) -> Any:
     """How many keys each row of a tile sees; a row that doesn't exist, as the last one does."""
 
     @ptx.inline(REF, SCALAR, returns=ptx.array_type((TILE_ROWS,), jnp.int32, ROW))
@@ -36,7 +36,7 @@ def load_row_keys(row_keys_gmem: Any, first_row: Any, problem: Problem) -> Any:
     return lower(row_keys_gmem, first_row)
 
 
-def clear_rows_from(chunk_smem: Any, first: Any) -> None:
+def clear_rows_from(chunk_smem: Ref, first: Any) -> None:
     """Zeroes the rows of a chunk [64, 128] from `first` on (all of them if it is negative)."""
     tiles = CHUNK_COLUMNS // TILE_COLUMNS
     assert TILE_ROWS * tiles == ptx.WARPGROUP  # a thread clears one row of one tile
@@ -64,7 +64,7 @@ def clear_rows_from(chunk_smem: Any, first: Any) -> None:
     lower(chunk_smem, first)
 
 
-def store_output(out_gmem: Any, first_row: Any, num_rows: Any, side: int, out: Any) -> None:
+def store_output(out_gmem: Ref, first_row: Any, num_rows: Any, side: int, out: Any) -> None:
     """Writes one side's columns [64, 256] of the first num_rows rows, whole sectors at a time."""
     bf16 = jnp.dtype(out.dtype) == jnp.bfloat16
     row_bytes = D_V * (BF16_BYTES if bf16 else _F32_BYTES)
@@ -115,7 +115,7 @@ def _store_f32(address: ir.Value, wanted: ir.Value, out: Any, half: int) -> None
         )
 
 
-def store_rows(rows_gmem: Any, first_row: Any, num_rows: Any, rows: Any) -> None:
+def store_rows(rows_gmem: Ref, first_row: Any, num_rows: Any, rows: Any) -> None:
     """Writes one float32 for each of the first num_rows rows."""
 
     @ptx.inline(REF, SCALAR, SCALAR, ROW)

@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic import online_softmax as softmax
 from jax_impl.mosaic.blocks import EVEN, LEFT, ODD, RIGHT, SIDE_COLUMNS, SIDES
-from jax_impl.mosaic.layouts import COLUMN
+from jax_impl.mosaic.layouts import COLUMN, Register
 from jax_impl.mosaic.online_softmax import RowState
 from jax_impl.prefill.sparse.kernel_sm90.epilogue import finish_tile, load_sink, post_totals
 from jax_impl.prefill.sparse.kernel_sm90.kernel import (
@@ -58,13 +58,15 @@ def _free(k: Context, slot: int, side: int) -> None:
     k.seams.arrive(k.smem.barriers, kv_free[slot][side])
 
 
-def _start_scores(k: Context, scores: Any, slot: int, *tiles: range) -> Any:
+def _start_scores(k: Context, scores: Register, slot: int, *tiles: range) -> Any:
     """Q K^T over some column tiles, on top of `scores` (None: from zero)."""
     chosen = [tile for group in tiles for tile in group]
     return k.seams.start_scores(scores, k.smem.q, k.smem.kv.at[slot], chosen, k.problem)
 
 
-def _start_own_values(k: Context, state: RowState, weights: Any, slot: int, side: int) -> RowState:
+def _start_own_values(
+    k: Context, state: RowState, weights: Register, slot: int, side: int
+) -> RowState:
     """acc += weights from registers times this side's values of a slot."""
     values = k.smem.kv.at[slot]
     acc = k.seams.start_values_of_registers(state.acc, weights, values, side, k.problem)
@@ -79,7 +81,7 @@ def _start_other_values(k: Context, state: RowState, slot: int, side: int) -> Ro
     return state._replace(acc=acc)
 
 
-def _hand_over(k: Context, parity: int, reference: Any, weights: Any) -> None:
+def _hand_over(k: Context, parity: int, reference: Register, weights: Register) -> None:
     if k.problem.weights_in_rope:
         place = k.smem.kv.at[parity, :, k.problem.rope_columns]
     else:
@@ -99,7 +101,7 @@ def _finish_values(k: Context, state: RowState) -> RowState:
     return state._replace(acc=acc)
 
 
-def _masked_logits(k: Context, scores: Any, slot: int, scale: Any) -> Any:
+def _masked_logits(k: Context, scores: Register, slot: int, scale: Register) -> Any:
     """Base-2 logits of one block, -inf at its holes.
 
     The mask is added, which is free: the product and the sum are one instruction. A hole's
@@ -160,7 +162,9 @@ def _next_even_scores(k: Context, state: RowState, round_: Any) -> tuple[RowStat
     return state._replace(acc=acc), scores
 
 
-def _even_pair(k: Context, state: RowState, scores: Any, scale: Any, round_: Any) -> RowState:
+def _even_pair(
+    k: Context, state: RowState, scores: Register, scale: Register, round_: Any
+) -> RowState:
     """One pair of blocks; leaves the product with the odd block's values running."""
     logits = _masked_logits(k, scores, EVEN, scale)
     state, factor, moved = softmax.move_reference(k, state, logits.max(axis=1))
@@ -212,7 +216,7 @@ def odd_consumer(k: Context) -> None:
 def _odd_pair(
     k: Context,
     state: RowState,
-    scale: Any,
+    scale: Register,
     round_: Any,
     after_last_scores: Callable[[], None],
     after_totals: Callable[[RowState], None],

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic.blocks import EVEN, ODD, SIDE_COLUMNS
-from jax_impl.mosaic.layouts import ROW
+from jax_impl.mosaic.layouts import ROW, Register
 from jax_impl.mosaic.online_softmax import (
     RowState,
     over_columns,
@@ -52,7 +52,7 @@ def load_sink(k: Context, tile: Tile) -> Any:
     return plgpu.load(k.gmem.sink.at[heads], layout=ROW, optimized=False)
 
 
-def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: Any) -> None:
+def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: Register) -> None:
     """Writes this side's columns of the output; the odd consumer also lse and max_logits.
 
     Both consumers are at the same reference here, that of the tile's last odd block.
@@ -88,7 +88,7 @@ def finish_tile(k: Context, parity: int, own: OwnTile, state: RowState, sink: An
         k.seams.store_rows(k.gmem.max_logits.at[tile.batch_token, heads], maximum)
 
 
-def _zero_without_keys(k: Context, own: OwnTile, total: Any, acc: Any) -> tuple[Any, Any]:
+def _zero_without_keys(k: Context, own: OwnTile, total: Register, acc: Register) -> tuple[Any, Any]:
     """The sums, or zeros if no slot of the token is valid. Walks over the index list: rare."""
     token = own.tile.token
 

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl.mosaic.blocks import BLOCK_KEYS, LEFT, PAIR_KEYS, SIDE_COLUMNS, SIDES, SLOTS
+from jax_impl.mosaic.layouts import Ref
 from jax_impl.mosaic.rows import BOX_WORDS
 from jax_impl.prefill.sparse.kernel_sm90.config import Config
 from jax_impl.prefill.sparse.kernel_sm90.problem import TILE_HEADS, Problem
@@ -36,28 +37,28 @@ class Gmem(NamedTuple):
     A launch serves t tokens of a batch of T, those from first_token on.
     """
 
-    q: Any  # [T, H, D] bfloat16
-    kv: Any  # [S, D] bfloat16, or a tuple of paged caches [num_pages, page_stride] uint8
-    indices: Any  # [t, K] int32
-    length: Any  # [t] int32
-    sink: Any  # [H] float32, base-e logits
-    scale: Any  # [1] float32, the factor from q.k to base-2 logits
-    first_token: Any  # [1] int32
-    out: Any  # [T, H, 512] bfloat16
-    max_logits: Any  # [T, H] float32
-    lse: Any  # [T, H] float32
+    q: Ref  # [T, H, D] bfloat16
+    kv: Ref  # [S, D] bfloat16, or a tuple of paged caches [num_pages, page_stride] uint8
+    indices: Ref  # [t, K] int32
+    length: Ref  # [t] int32
+    sink: Ref  # [H] float32, base-e logits
+    scale: Ref  # [1] float32, the factor from q.k to base-2 logits
+    first_token: Ref  # [1] int32
+    out: Ref  # [T, H, 512] bfloat16
+    max_logits: Ref  # [T, H] float32
+    lse: Ref  # [T, H] float32
 
 
 class Smem(NamedTuple):
     """Shared memory of one thread block."""
 
-    q: tuple[Any, Any]  # [64, 256] and [64, D - 256] bfloat16: two copies, each contiguous
-    kv: Any  # [slot, key, D] bfloat16
-    mask: Any  # [slot, key] float32: 0 for a key, -inf for a hole
-    mailbox: Any  # [MAILBOXES, 256] float32: two words per thread
-    q_ready: Any  # barriers of the two parts of q
-    barriers: Any  # see arrivals_per_thread
-    weights: tuple[Any, ...]  # [parity, 64, 64] bfloat16, or nothing if kept in the rope columns
+    q: tuple[Ref, Ref]  # [64, 256] and [64, D - 256] bfloat16: two copies, each contiguous
+    kv: Ref  # [slot, key, D] bfloat16
+    mask: Ref  # [slot, key] float32: 0 for a key, -inf for a hole
+    mailbox: Ref  # [MAILBOXES, 256] float32: two words per thread
+    q_ready: Ref  # barriers of the two parts of q
+    barriers: Ref  # see arrivals_per_thread
+    weights: tuple[Ref, ...]  # [parity, 64, 64] bfloat16, or nothing if kept in the rope columns
 
 
 # Mailboxes. Both consumers assign rows to threads alike, so a box is private to a thread of

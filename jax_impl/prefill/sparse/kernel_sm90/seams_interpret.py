@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax_impl.kv_cache import PagedKV
 from jax_impl.mosaic import products_interpret
 from jax_impl.mosaic.blocks import BLOCK_KEYS, LEFT, RIGHT
-from jax_impl.mosaic.layouts import TILE_COLUMNS
+from jax_impl.mosaic.layouts import TILE_COLUMNS, Ref, Register
 from jax_impl.mosaic.products_interpret import matmul_scratch
 from jax_impl.mosaic.rows_interpret import (
     any_row,
@@ -54,19 +54,19 @@ __all__ = [
 ]
 
 
-def load_indices(indices_gmem: Any, token: Any, first_slot: Any, layout: Any) -> Any:
+def load_indices(indices_gmem: Ref, token: Any, first_slot: Any, layout: Any) -> Any:
     del layout
     return indices_gmem[token, pl.ds(first_slot, BLOCK_KEYS)]
 
 
-def publish(values_smem: Any, values: Any, layout: Any) -> None:
+def publish(values_smem: Ref, values: Any, layout: Any) -> None:
     del layout
     values_smem[...] = values
 
 
 def copy_columns(
-    kv_gmem: Any,
-    kv_smem: Any,
+    kv_gmem: Ref,
+    kv_smem: Ref,
     slot: int,
     *,
     tiles: Sequence[int],
@@ -84,19 +84,19 @@ def copy_columns(
 
 
 def load_scales(
-    caches_gmem: Sequence[Any], slots: Any, places: Any, after: Any, problem: Problem
+    caches_gmem: Sequence[Ref], slots: Any, places: Any, after: Any, problem: Problem
 ) -> Any:
     del caches_gmem, slots, places, after, problem  # load_columns brings them along
     return jnp.int32(0)
 
 
-def locate(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
+def locate(caches_gmem: Sequence[Ref], slots: Any, problem: Problem) -> Any:
     del caches_gmem, problem
     return slots
 
 
 def load_columns(
-    caches_gmem: Sequence[Any],
+    caches_gmem: Sequence[Ref],
     places: Any,
     tiles: Sequence[int],
     after: Any,
@@ -117,8 +117,8 @@ def load_columns(
 
 
 def copy_plain(
-    caches_gmem: Sequence[Any],
-    kv_smem: Any,
+    caches_gmem: Sequence[Ref],
+    kv_smem: Ref,
     slot: int,
     places: Any,
     problem: Problem,
@@ -148,7 +148,7 @@ def any_unusual(unusual: Any) -> Any:
 
 
 def store_columns(
-    kv_smem: Any,
+    kv_smem: Ref,
     slot: int,
     tiles: Sequence[int],
     loaded: Sequence[Any],
@@ -160,10 +160,10 @@ def store_columns(
 
 
 def store_exactly(
-    kv_smem: Any,
+    kv_smem: Ref,
     slot: int,
     tiles: Sequence[int],
-    caches_gmem: Sequence[Any],
+    caches_gmem: Sequence[Ref],
     places: Any,
     scales: Any,
     problem: Problem,
@@ -174,7 +174,7 @@ def store_exactly(
 
 
 def prefetch_page_rows(
-    caches_gmem: Sequence[Any],
+    caches_gmem: Sequence[Ref],
     slots: Sequence[Any],
     tile_number: Any,
     sharers: int,
@@ -183,18 +183,18 @@ def prefetch_page_rows(
     del caches_gmem, slots, tile_number, sharers, problem
 
 
-def prefetch_queries(q_gmem: Any, tile_number: Any) -> None:
+def prefetch_queries(q_gmem: Ref, tile_number: Any) -> None:
     del q_gmem, tile_number
 
 
 def prefetch_rows(
-    kv_gmem: Any, indices: Sequence[Any], exists: Sequence[Any], tile_number: Any, sharers: int
+    kv_gmem: Ref, indices: Sequence[Any], exists: Sequence[Any], tile_number: Any, sharers: int
 ) -> None:
     del kv_gmem, indices, exists, tile_number, sharers
 
 
 def start_scores(
-    scores: Any, q_smem: Sequence[Any], keys_smem: Any, tiles: Sequence[int], problem: Problem
+    scores: Register, q_smem: Sequence[Ref], keys_smem: Ref, tiles: Sequence[int], problem: Problem
 ) -> Any:
     split = problem.right_tiles.start
     if scores is None:
@@ -208,7 +208,7 @@ def start_scores(
 
 
 def start_values_of_registers(
-    acc: Any, weights: Any, values_smem: Any, side: int, problem: Problem
+    acc: Register, weights: Register, values_smem: Ref, side: int, problem: Problem
 ) -> Any:
     tiles = problem.value_tiles(side)
     values = values_smem[:, _columns(tiles.start, tiles.stop)]
@@ -216,7 +216,7 @@ def start_values_of_registers(
 
 
 def start_values_of_smem(
-    acc: Any, weights_smem: Any, values_smem: Any, side: int, problem: Problem
+    acc: Register, weights_smem: Ref, values_smem: Ref, side: int, problem: Problem
 ) -> Any:
     tile = problem.weights_tile
     weights = weights_smem[:, _columns(tile, tile + 1)]
@@ -232,11 +232,11 @@ def finish_products(in_flight: int, *arrays: Any) -> list[Any]:
     return list(arrays)
 
 
-def store_output(out_gmem: Any, out: Any) -> None:
+def store_output(out_gmem: Ref, out: Any) -> None:
     out_gmem[...] = out
 
 
-def store_rows(rows_gmem: Any, rows: Any) -> None:
+def store_rows(rows_gmem: Ref, rows: Any) -> None:
     rows_gmem[...] = rows
 
 

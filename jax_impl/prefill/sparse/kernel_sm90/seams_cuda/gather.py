@@ -21,6 +21,7 @@ from jax_impl.mosaic.layouts import (
     SCALAR,
     THREADS_PER_KEY,
     TILE_BYTES,
+    Ref,
     threads_per_key,
 )
 from jax_impl.mosaic.ptx import BF16_BYTES, MATMUL_REF, REF
@@ -42,7 +43,7 @@ def _place_at_key(sharers: int = THREADS_PER_KEY) -> ir.Value:
     return arith.remui(ptx.thread(), ptx.constant(sharers))
 
 
-def load_indices(indices_gmem: Any, token: Any, first_slot: Any, layout: Any) -> Any:
+def load_indices(indices_gmem: Ref, token: Any, first_slot: Any, layout: Any) -> Any:
     """The indices of one block of a token's list, [64] int32, in one of the layouts of keys."""
     row_bytes = indices_gmem.shape[1] * _I32
     sharers = threads_per_key(layout)
@@ -72,7 +73,7 @@ def load_indices(indices_gmem: Any, token: Any, first_slot: Any, layout: Any) ->
     return lower(indices_gmem, token, first_slot)
 
 
-def publish(values_smem: Any, values: Any, layout: Any) -> None:
+def publish(values_smem: Ref, values: Any, layout: Any) -> None:
     """Stores one float32 per key; visible to whoever waits for this warpgroup's arrival."""
     sharers = threads_per_key(layout)
     step_bytes = ptx.WARPGROUP // sharers * 4
@@ -88,8 +89,8 @@ def publish(values_smem: Any, values: Any, layout: Any) -> None:
 
 
 def copy_columns(
-    kv_gmem: Any,
-    kv_smem: Any,
+    kv_gmem: Ref,
+    kv_smem: Ref,
     slot: int,
     *,
     tiles: Sequence[int],
@@ -138,7 +139,7 @@ def copy_columns(
         lower(kv_gmem, kv_smem, rows, valid)
 
 
-def prefetch_queries(q_gmem: Any, tile_number: Any) -> None:
+def prefetch_queries(q_gmem: Ref, tile_number: Any) -> None:
     """Asks L2 for the queries of a tile, by its number in the whole of q."""
     tile_bytes = TILE_HEADS * q_gmem.shape[2] * BF16_BYTES
     thread_bytes = tile_bytes // ptx.WARPGROUP
@@ -157,7 +158,7 @@ def prefetch_queries(q_gmem: Any, tile_number: Any) -> None:
 
 
 def prefetch_rows(
-    kv_gmem: Any, indices: Sequence[Any], exists: Sequence[Any], tile_number: Any, sharers: int
+    kv_gmem: Ref, indices: Sequence[Any], exists: Sequence[Any], tile_number: Any, sharers: int
 ) -> None:
     """Asks L2 for this tile's share of the rows of a pair of blocks.
 

@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import arith
 from jax_impl.kv_cache.formats import FORMATS
 from jax_impl.mosaic import ptx, registers
 from jax_impl.mosaic.blocks import BLOCK_KEYS
-from jax_impl.mosaic.layouts import QUAD_KEY, SCALAR, TILE_BYTES, TILE_COLUMNS, threads_per_key
+from jax_impl.mosaic.layouts import QUAD_KEY, SCALAR, TILE_BYTES, TILE_COLUMNS, Ref, threads_per_key
 from jax_impl.mosaic.ptx import BF16_BYTES, REF
 from jax_impl.prefill.sparse.kernel_sm90.problem import PLAIN_TILE, Problem
 
@@ -101,7 +101,7 @@ def is_key(slot: ir.Value) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.sge, slot, ptx.constant(0))
 
 
-def locate(caches_gmem: Sequence[Any], slots: Any, problem: Problem) -> Any:
+def locate(caches_gmem: Sequence[Ref], slots: Any, problem: Problem) -> Any:
     """Where the keys of a block lie; opaque, for load_columns and copy_plain.
 
     slots [64] int32: the keys' slots, negative for holes.
@@ -194,7 +194,7 @@ class Place(NamedTuple):
 
 
 def prefetch_page_rows(
-    caches_gmem: Sequence[Any],
+    caches_gmem: Sequence[Ref],
     slots: Sequence[Any],
     tile_number: Any,
     sharers: int,

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from jax_impl.mosaic import float8, ptx, registers
-from jax_impl.mosaic.layouts import QUAD_KEY, TILE_COLUMNS
+from jax_impl.mosaic.layouts import QUAD_KEY, TILE_COLUMNS, Ref
 from jax_impl.mosaic.ptx import MATMUL_REF, REF
 from jax_impl.prefill.sparse.kernel_sm90.problem import PLAIN_TILE, Problem
 from jax_impl.prefill.sparse.kernel_sm90.seams_cuda.page_places import (
@@ -61,7 +61,7 @@ def _keep_in_l2() -> ir.Value:
 
 
 def load_scales(
-    caches_gmem: Sequence[Any], slots: Any, places: Any, after: Any, problem: Problem
+    caches_gmem: Sequence[Ref], slots: Any, places: Any, after: Any, problem: Problem
 ) -> Any:
     """Starts loading the scales of a block's keys; opaque. places, after: as of load_columns."""
     returns = registers.words_type(_SCALE_WORDS * STEPS)
@@ -94,7 +94,7 @@ def _limit(after: Any) -> ir.Value:
 
 
 def load_columns(
-    caches_gmem: Sequence[Any],
+    caches_gmem: Sequence[Ref],
     places: Any,
     tiles: Sequence[int],
     after: Any,
@@ -123,8 +123,8 @@ def load_columns(
 
 
 def copy_plain(
-    caches_gmem: Sequence[Any],
-    kv_smem: Any,
+    caches_gmem: Sequence[Ref],
+    kv_smem: Ref,
     slot: int,
     places: Any,
     problem: Problem,
@@ -209,7 +209,7 @@ def any_unusual(unusual: Any) -> Any:
 
 
 def store_columns(
-    kv_smem: Any,
+    kv_smem: Ref,
     slot: int,
     tiles: Sequence[int],
     loaded: Sequence[Any],
@@ -239,10 +239,10 @@ def store_columns(
 
 
 def store_exactly(
-    kv_smem: Any,
+    kv_smem: Ref,
     slot: int,
     tiles: Sequence[int],
-    caches_gmem: Sequence[Any],
+    caches_gmem: Sequence[Ref],
     places: Any,
     scales: Any,
     problem: Problem,

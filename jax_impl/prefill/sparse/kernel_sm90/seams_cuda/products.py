@@ -7,12 +7,13 @@ from typing import Any
 
 from jax_impl.mosaic import products
 from jax_impl.mosaic.blocks import SIDE_COLUMNS
+from jax_impl.mosaic.layouts import Ref, Register
 from jax_impl.mosaic.wgmma import Operand, SmemMatrix
 from jax_impl.prefill.sparse.kernel_sm90.problem import Problem
 
 
 def start_scores(
-    scores: Any, q_smem: Sequence[Any], keys_smem: Any, tiles: Sequence[int], problem: Problem
+    scores: Register, q_smem: Sequence[Ref], keys_smem: Ref, tiles: Sequence[int], problem: Problem
 ) -> Any:
     """scores + Q K^T over some column tiles, as one group; scores None: from zero.
 
@@ -39,14 +40,14 @@ def _values(side: int, problem: Problem) -> Callable[[Any], list[tuple[SmemMatri
 
 
 def start_values_of_registers(
-    acc: Any, weights: Any, values_smem: Any, side: int, problem: Problem
+    acc: Register, weights: Register, values_smem: Ref, side: int, problem: Problem
 ) -> Any:
     """acc + weights [64, 64] times one side's values of a slot, as one group."""
     return products.add_values_of_registers(acc, weights, [values_smem], _values(side, problem))
 
 
 def start_values_of_smem(
-    acc: Any, weights_smem: Any, values_smem: Any, side: int, problem: Problem
+    acc: Register, weights_smem: Ref, values_smem: Ref, side: int, problem: Problem
 ) -> Any:
     """The same with weights that have been handed over in shared memory."""
     return products.add_values_of_smem(

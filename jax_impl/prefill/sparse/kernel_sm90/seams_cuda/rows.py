@@ -7,13 +7,13 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from jax_impl.mosaic import ptx, registers
-from jax_impl.mosaic.layouts import MATRIX, ROW
+from jax_impl.mosaic.layouts import MATRIX, ROW, Ref
 from jax_impl.mosaic.ptx import BF16_BYTES, REF
 
 _STORE_BYTES = 16  # to a thread: four threads then write whole sectors
 
 
-def store_output(out_gmem: Any, out: Any) -> None:
+def store_output(out_gmem: Ref, out: Any) -> None:
     """Writes [64, 256] bfloat16, 16 bytes to a thread, so that sectors are written whole."""
 
     @ptx.inline(REF, MATRIX)
@@ -41,7 +41,7 @@ def store_output(out_gmem: Any, out: Any) -> None:
     lower(out_gmem, out)
 
 
-def store_rows(rows_gmem: Any, rows: Any) -> None:
+def store_rows(rows_gmem: Ref, rows: Any) -> None:
     """Writes one float32 per row."""
 
     @ptx.inline(REF, ROW)
