@@ -72,18 +72,18 @@ def sizes(inputs: PrefillPlanInputs) -> Sizes:
 
 def violations(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list[Violation]:
     """Every broken rule, in the order of the chunks."""
-    found = [v for i, chunk in enumerate(chunks) for v in _form(inputs, i, chunk)]
-    if found:
-        return found
+    broken = [v for i, chunk in enumerate(chunks) for v in _form(inputs, i, chunk)]
+    if broken:
+        return broken
     known = sizes(inputs)
     for i, chunk in enumerate(chunks):
-        found += _zeros(inputs, i, chunk)
-        found += _workspace(known, i, chunk)
-        found += _needless_split(inputs, known, i, chunk)
-    found += _coverage(inputs, chunks)
-    if all(inputs.query_lens) and not found:
-        found += _equals_shipped(inputs, chunks)
-    return found
+        broken += _zeros(inputs, i, chunk)
+        broken += _workspace(known, i, chunk)
+        broken += _needless_split(inputs, known, i, chunk)
+    broken += _coverage(inputs, chunks)
+    if all(inputs.query_lens) and not broken:
+        broken += _equals_shipped(inputs, chunks)
+    return broken
 
 
 def shipped_plan(inputs: PrefillPlanInputs) -> tuple[PlanChunk, ...]:
@@ -136,11 +136,11 @@ def _form(inputs: PrefillPlanInputs, i: int, chunk: PlanChunk) -> list[Violation
             "range of at least one request"
         )
     first = (0, *accumulate(inputs.query_lens))
-    due = (first[chunk.start], first[chunk.end])
-    if (chunk.query_start, chunk.query_end) != due:
+    right = (first[chunk.start], first[chunk.end])
+    if (chunk.query_start, chunk.query_end) != right:
         return say(
             f"{_named(i, chunk)} has the tokens [{chunk.query_start}, {chunk.query_end}); its "
-            f"requests have [{due[0]}, {due[1]})"
+            f"requests have [{right[0]}, {right[1]})"
         )
     return []
 
@@ -167,7 +167,7 @@ def _zeros(inputs: PrefillPlanInputs, i: int, chunk: PlanChunk) -> list[Violatio
 def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
     """P6: every request of the range fits, and all together stay within the area, which only a
     request that needs more by itself may exceed."""
-    found = []
+    broken = []
     N, G = chunk.compressed_rows, chunk.workspace_rows - chunk.compressed_rows
     for what, rows, need in (
         ("compressed", N, known.compressed),
@@ -175,7 +175,7 @@ def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
     ):
         short = [r for r in range(chunk.start, chunk.end) if need[r] > rows]
         if short:
-            found.append(
+            broken.append(
                 Violation(
                     rule="P6",
                     chunk=i,
@@ -187,7 +187,7 @@ def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
     count = chunk.end - chunk.start
     allowed = known.limit if count > 1 else max(known.limit, known.area(chunk.start, chunk.end))
     if count * chunk.workspace_rows > allowed:
-        found.append(
+        broken.append(
             Violation(
                 rule="P6",
                 chunk=i,
@@ -195,7 +195,7 @@ def _workspace(known: Sizes, i: int, chunk: PlanChunk) -> list[Violation]:
                 f"rows, allowed are {allowed}",
             )
         )
-    return found
+    return broken
 
 
 def _needless_split(
@@ -222,36 +222,38 @@ def _needless_split(
 
 def _coverage(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list[Violation]:
     """P2: ascending, disjoint, and every request with query tokens in exactly one chunk."""
-    found = []
+    broken = []
     for i in range(1, len(chunks)):
         if chunks[i].start < chunks[i - 1].end:
             sentence = (
                 f"{_named(i, chunks[i])} begins before chunk {i - 1} ends, at request "
                 f"{chunks[i - 1].end}"
             )
-            found.append(Violation(rule="P2", chunk=i, sentence=sentence))
+            broken.append(Violation(rule="P2", chunk=i, sentence=sentence))
     covered = {r for chunk in chunks for r in range(chunk.start, chunk.end)}
     missing = [r for r, q in enumerate(inputs.query_lens) if q > 0 and r not in covered]
     if missing:
         which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         sentence = f"no chunk has request {which} with {inputs.query_lens[missing[0]]} query tokens"
-        found.append(Violation(rule="P2", chunk=None, sentence=sentence))
-    return found
+        broken.append(Violation(rule="P2", chunk=None, sentence=sentence))
+    return broken
 
 
 def _equals_shipped(inputs: PrefillPlanInputs, chunks: tuple[PlanChunk, ...]) -> list[Violation]:
     """P5: no request is without query tokens, so the plan is the shipped one."""
-    due = shipped_plan(inputs)
-    if chunks == due:
+    right = shipped_plan(inputs)
+    if chunks == right:
         return []
-    i = next((i for i, pair in enumerate(zip(chunks, due, strict=False)) if pair[0] != pair[1]), 0)
+    i = next(
+        (i for i, pair in enumerate(zip(chunks, right, strict=False)) if pair[0] != pair[1]), 0
+    )
     return [
         Violation(
             rule="P5",
             chunk=i,
             sentence=f"{_named(i, chunks[i])} has N = {chunks[i].compressed_rows} and "
             f"M = {chunks[i].workspace_rows}; without zero-query requests the shipped rules "
-            f"hold and give N = {due[i].compressed_rows} and M = {due[i].workspace_rows}",
+            f"hold and give N = {right[i].compressed_rows} and M = {right[i].workspace_rows}",
         )
     ]
 

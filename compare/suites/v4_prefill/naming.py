@@ -74,8 +74,8 @@ def name_of_gather(
     from torch_ref.v4.misreading import read_keys
     from torch_ref.v4.variants import gathered_keys, keys_of_rows
 
-    due = np.flatnonzero(evidence.witness.flat.of_chunk(chunk) >= 0)
-    rows = due[_sample(np.searchsorted(due, wrong), len(due))]
+    gathered = np.flatnonzero(evidence.witness.flat.of_chunk(chunk) >= 0)
+    rows = gathered[_sample(np.searchsorted(gathered, wrong), len(gathered))]
     got = _bits(stage.workspace.reshape(-1, stage.workspace.shape[-1])[rows])
     right = _bits(evidence.witness.call.kv[evidence.witness.flat.of_chunk(chunk)[rows]])
     keys = keys_of_rows(evidence.witness.arguments, chunk, torch.from_numpy(rows))

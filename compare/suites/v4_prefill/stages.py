@@ -86,15 +86,15 @@ def _stage_form(result: V4PrefillResult) -> FormFault | None:
             "indices": (stage.indices, [tokens, "C"], np.int32),
             "lengths": (stage.lengths, [tokens], np.int32),
         }
-        for name, (array, due, dtype) in shapes.items():
+        for name, (array, right, dtype) in shapes.items():
             got = list(array.shape)
-            fits = len(got) == len(due) and all(
-                d in ("C", g) for g, d in zip(got, due, strict=True)
+            fits = len(got) == len(right) and all(
+                d in ("C", g) for g, d in zip(got, right, strict=True)
             )
             if not fits:
                 return FormFault(
                     status=Status.SHAPE,
-                    reason=f"{name} of chunk {k} has the shape {got}; {due} is due",
+                    reason=f"{name} of chunk {k} has the shape {got}; {right} is due",
                 )
             if array.dtype != dtype:
                 return FormFault(
@@ -113,21 +113,21 @@ def judge_stages(evidence: Evidence[V4Witness], result: V4PrefillResult) -> Stag
     form = _stage_form(result)
     if result.plan is None:
         return StageFindings(form=form)
-    found = _plan_faults(evidence, result.plan)
+    faults = _plan_faults(evidence, result.plan)
     if form is not None:
-        if not found:
+        if not faults:
             return StageFindings(form=form)
         note = f"rows and indices weren't judged, they don't fit this plan: {form.reason}"
-        return StageFindings(faults=tuple(found), notes=(note,), whole=False)
+        return StageFindings(faults=tuple(faults), notes=(note,), whole=False)
     if not evidence.witness.flat.runnable(result.plan):
-        return StageFindings(faults=tuple(found), whole=False)
+        return StageFindings(faults=tuple(faults), whole=False)
     notes: list[str] = []
     if result.stages is not None:
         gather = _gather_fault(evidence, result.plan, result.stages)
         indices, said = _indices_fault(evidence, result.plan, result.stages)
-        found += [fault for fault in (gather, indices) if fault is not None]
+        faults += [fault for fault in (gather, indices) if fault is not None]
         notes += said
-    return StageFindings(faults=tuple(found), notes=tuple(notes))
+    return StageFindings(faults=tuple(faults), notes=tuple(notes))
 
 
 def _plan_faults(evidence: Evidence[V4Witness], plan: tuple[PlanChunk, ...]) -> list[StageFault]:
@@ -152,17 +152,17 @@ def _gather_fault(
 ) -> StageFault | None:
     """The first row that holds other bits than those of its key; any NaN is as good as another."""
     flat, kv = evidence.witness.flat, evidence.witness.call.kv
-    first, wrong_rows, rows_due = None, 0, 0
+    first, wrong_rows, gathered = None, 0, 0
     for k, (chunk, stage) in enumerate(zip(plan, stages, strict=True)):
         keys = flat.of_chunk(chunk)
-        due = np.flatnonzero(keys != NOTHING)
-        got = stage.workspace.reshape(-1, kv.shape[1])[due]
-        wrong = _other_bits(got, kv[keys[due]])
-        rows_due += len(due)
+        filled = np.flatnonzero(keys != NOTHING)
+        got = stage.workspace.reshape(-1, kv.shape[1])[filled]
+        wrong = _other_bits(got, kv[keys[filled]])
+        gathered += len(filled)
         wrong_rows += int(np.count_nonzero(wrong.any(axis=1)))
         if wrong_rows and first is None:
             at = np.flatnonzero(wrong.any(axis=1))
-            first = k, due[at], int(wrong[at[0]].argmax())
+            first = k, filled[at], int(wrong[at[0]].argmax())
     if first is None:
         return None
     k, rows, column = first
@@ -170,15 +170,15 @@ def _gather_fault(
     request, row = divmod(int(rows[0]), chunk.workspace_rows)
     key = int(flat.of_chunk(chunk)[rows[0]])
     held = stage.workspace[request, row]
-    got, due_value = float(held[column]), float(kv[key, column])
+    got, right = float(held[column]), float(kv[key, column])
     name, meaning = name_of_gather(evidence, chunk, stage, rows) or (
         "wrong-gather",
         "rows of the workspace don't hold the bits of their keys, as the caches have them, and no "
         "known fault of a gather makes them so",
     )
     sentence = (
-        f"gather: workspace[{request}, {row}, {column}] of chunk {k} is {got:g}; {due_value:g} is "
-        f"due, of {flat.name(key)} ({wrong_rows} of {rows_due} rows differ){_holds(evidence, held)}"
+        f"gather: workspace[{request}, {row}, {column}] of chunk {k} is {got:g}; {right:g} is "
+        f"due, of {flat.name(key)} ({wrong_rows} of {gathered} rows differ){_holds(evidence, held)}"
     )
     return StageFault(
         stage="gather",
@@ -189,7 +189,7 @@ def _gather_fault(
             tensor=f"workspace of chunk {k}",
             index=(request, row, column),
             got=got,
-            expected=due_value,
+            expected=right,
             share=math.inf,
         ),
     )
@@ -208,11 +208,11 @@ def _indices_fault(
     reordered, wrong = [], []
     for chunk, stage in zip(plan, stages, strict=True):
         tokens = np.arange(chunk.query_start, chunk.query_end)
-        got, due = _lists(evidence, chunk, stage, tokens)
-        other = (np.sort(got, axis=1) != np.sort(due, axis=1)).any(axis=1)
-        other |= stage.lengths != _due_lengths(evidence, tokens)
+        got, right = _lists(evidence, chunk, stage, tokens)
+        other = (np.sort(got, axis=1) != np.sort(right, axis=1)).any(axis=1)
+        other |= stage.lengths != _right_lengths(evidence, tokens)
         wrong.append(tokens[other])
-        reordered.append(tokens[~other & (got != due).any(axis=1)])
+        reordered.append(tokens[~other & (got != right).any(axis=1)])
     order = np.concatenate([np.zeros(0, np.int64), *reordered])
     bad = np.concatenate([np.zeros(0, np.int64), *wrong])
     notes = []
@@ -258,9 +258,9 @@ def _lengths_alone(
     shifts: set[int] = set()
     for chunk, stage in zip(plan, stages, strict=True):
         tokens = np.arange(chunk.query_start, chunk.query_end)
-        lengths = _due_lengths(evidence, tokens)
-        got, due = _lists(evidence, chunk, dataclasses.replace(stage, lengths=lengths), tokens)
-        if (np.sort(got, axis=1) != np.sort(due, axis=1)).any():
+        lengths = _right_lengths(evidence, tokens)
+        got, right = _lists(evidence, chunk, dataclasses.replace(stage, lengths=lengths), tokens)
+        if (np.sort(got, axis=1) != np.sort(right, axis=1)).any():
             return None
         shifts |= set((stage.lengths - lengths).tolist())
     words = {1: "one slot too many", -1: "one slot too few"}
@@ -283,10 +283,10 @@ def _lists(
     named = np.where((rows >= 0) & (rows < len(keys) - 1), rows, len(keys) - 1)
     got = np.where(_within(rows, stage.lengths), keys[named], _PADDED)
     flat = evidence.witness.call.indices[tokens].astype(np.int64)
-    due = np.where(_within(flat, _due_lengths(evidence, tokens)), flat, _PADDED)
-    width = max(got.shape[1], due.shape[1])
+    right = np.where(_within(flat, _right_lengths(evidence, tokens)), flat, _PADDED)
+    width = max(got.shape[1], right.shape[1])
     return tuple(  # type: ignore[return-value]
-        np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=_PADDED) for a in (got, due)
+        np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=_PADDED) for a in (got, right)
     )
 
 
@@ -295,20 +295,21 @@ def _difference(
 ) -> tuple[str, Worst]:
     """Where a token's list is wrong: a length, a slot that is one too many, a key that lacks."""
     flat, row = evidence.witness.flat, token - chunk.query_start
-    length, due_length = int(stage.lengths[row]), int(_due_lengths(evidence, np.array([token]))[0])
+    length = int(stage.lengths[row])
+    right_length = int(_right_lengths(evidence, np.array([token]))[0])
     place, of = f"[{row}] of chunk {k}", flat.token_name(token)
-    got, due = (list(a[0]) for a in _lists(evidence, chunk, _row(stage, row), np.array([token])))
-    extra, lacking = _surplus(got, due), _surplus(due, got)
+    got, right = (list(a[0]) for a in _lists(evidence, chunk, _row(stage, row), np.array([token])))
+    extra, lacking = _surplus(got, right), _surplus(right, got)
     said = []
     worst = Worst(
         tensor=f"lengths of chunk {k}",
         index=(row,),
         got=float(length),
-        expected=float(due_length),
+        expected=float(right_length),
         share=math.inf,
     )
-    if length != due_length:
-        said.append(f"lengths{place} is {length}; {due_length} is due for {of}")
+    if length != right_length:
+        said.append(f"lengths{place} is {length}; {right_length} is due for {of}")
     home = {int(key): i for i, key in enumerate(flat.of_chunk(chunk)) if key != NOTHING}
     lacks = f"row {home[lacking[0][1]]}, {flat.name(lacking[0][1])}," if lacking else ""
     if extra:
@@ -321,7 +322,7 @@ def _difference(
             + (f"{lacks} is due" if lacking else "one key too many")
             + ("" if said else f" for {of}")
         )
-        if length == due_length:
+        if length == right_length:
             worst = Worst(
                 tensor=f"indices of chunk {k}",
                 index=(row, slot),
@@ -345,18 +346,18 @@ def _row(stage: ChunkStage, row: int) -> ChunkStage:
 def _surplus(mine: list[int], theirs: list[int]) -> list[tuple[int, int]]:
     """(place, key) of what one list has beyond the other, padding left out."""
     left = [key for key in theirs if key != _PADDED]
-    found = []
+    surplus = []
     for place, key in enumerate(mine):
         if key == _PADDED:
             continue
         if key in left:
             left.remove(key)
         else:
-            found.append((place, int(key)))
-    return found
+            surplus.append((place, int(key)))
+    return surplus
 
 
-def _due_lengths(
+def _right_lengths(
     evidence: Evidence[V4Witness], tokens: Int64[np.ndarray, " t"]
 ) -> Int64[np.ndarray, " t"]:
     lengths = evidence.witness.call.topk_length

@@ -313,7 +313,7 @@ def test_two_wrong_stages_are_both_named_the_first_first(evidence, right):
     verdict = verdict_of(evidence, dataclasses.replace(result, lse=result.lse / math.log(2)))
     assert names(verdict) == ["wrong-gather", "request-base-missing", "lse-base-2"]
     assert verdict.diagnosis[2].sentence.startswith(
-        "attention: over the workspace and indices of chunk 0, such as they are, lse is in base 2"
+        "attention: over the candidate's own workspace and indices of chunk 0, lse is in base 2"
     )
 
 
@@ -421,9 +421,9 @@ def test_on_exact_data_the_missing_and_the_foreign_key_have_their_names(exact):
         (1, "counts position 31 of request 1, which its token doesn't see"),
     ):
         variant = V4Variant(window_shift=shift)
-        call = variant_call(exact.arguments, variant, right.plan, [5], through="cache").call
+        call = variant_call(exact.witness.arguments, variant, right.plan, [5], through="cache").call
         found = sparse_prefill(
-            exact.arguments.q[5:6], call.kv, call.indices, inputs.sm_scale,
+            exact.witness.arguments.q[5:6], call.kv, call.indices, inputs.sm_scale,
             topk_length=call.topk_length,
         )  # fmt: skip
         out, lse = right.out.copy(), right.lse.copy()
@@ -436,7 +436,7 @@ def test_on_exact_data_the_missing_and_the_foreign_key_have_their_names(exact):
 
 def test_on_exact_data_only_a_kernel_that_splits_its_keys_may_round(exact):
     """3 keys and the others, each divided by their own sum and merged in float32."""
-    call = exact.inputs
+    call = exact.witness.call
     parts = []
     for part in (np.s_[:, :3], np.s_[:, 3:]):
         indices = np.full_like(call.indices, -1)

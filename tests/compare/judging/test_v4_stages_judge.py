@@ -10,7 +10,7 @@ from compare.protocol.verdict import Status
 from compare.suites.table import make_inputs, parse_case
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.judge import judge
-from compare.suites.v4_stages.rules import due_arrays
+from compare.suites.v4_stages.rules import right_arrays
 from compare.suites.v4_stages.torch_adapter import TorchV4Stages
 
 COMBINE = "v4-stages:stage=combine,seq=40+60,q=4+6,topk=12,window=24,seed=8401"
@@ -35,7 +35,7 @@ def inputs_of(case: str) -> V4StagesInputs:
 
 def changed(inputs: V4StagesInputs, name: str, place: tuple, value: object) -> V4StagesResult:
     """What is due, with some elements changed."""
-    arrays = {n: a.copy() for n, a in due_arrays(inputs).items()}
+    arrays = {n: a.copy() for n, a in right_arrays(inputs).items()}
     arrays[name][place] = value
     return V4StagesResult(arrays=arrays)
 
@@ -67,7 +67,7 @@ def test_the_rules_give_known_rows_of_two_requests():
             "max_image_tokens": 0,
         },
     )
-    found = due_arrays(inputs)
+    found = right_arrays(inputs)
     assert found["lengths"].tolist() == [5, 6, 7, 12, 12]
     rows = [row[:n].tolist() for row, n in zip(found["indices"], found["lengths"], strict=True)]
     assert rows == [
@@ -92,7 +92,7 @@ def test_the_rules_keep_an_entry_of_minus_one_in_its_place():
             "is_valid_token": np.array([True, False]),
         },
     )
-    found = due_arrays(inputs)
+    found = right_arrays(inputs)
     assert found["slots"].tolist() == [[1, -1, 14], [10, 11, -1]]
     assert found["lengths"].tolist() == [2, 0]
 
@@ -119,7 +119,7 @@ def test_the_rules_read_every_code_under_every_scale():
                 "workspace": np.zeros((1, 1, 512), ml_dtypes.bfloat16),
             },
         )
-        row = due_arrays(inputs)["workspace"][0, 0]
+        row = right_arrays(inputs)["workspace"][0, 0]
         stored = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
         for g, scale in enumerate(scales):
             part = stored[64 * g : 64 * g + 64]
@@ -132,7 +132,7 @@ def test_the_rules_read_every_code_under_every_scale():
 
 def test_one_wrong_index_is_named_with_its_place_and_both_values():
     inputs = inputs_of(COMBINE)
-    due = int(due_arrays(inputs)["indices"][5, 12])
+    due = int(right_arrays(inputs)["indices"][5, 12])
     verdict = judge(inputs, changed(inputs, "indices", (5, 12), 3))
     assert verdict.status is Status.NUMERIC
     assert verdict.reason == (
@@ -146,14 +146,14 @@ def test_one_wrong_index_is_named_with_its_place_and_both_values():
 
 def test_what_stands_behind_a_list_counts_too():
     inputs = inputs_of(COMBINE)
-    assert due_arrays(inputs)["indices"][5, 127] == -1
+    assert right_arrays(inputs)["indices"][5, 127] == -1
     verdict = judge(inputs, changed(inputs, "indices", (5, 127), 0))
     assert verdict.reason.startswith("combine: indices[5, 127] is 0; -1 is due for request 1")
 
 
 def test_a_difference_that_all_rows_share_is_told():
     inputs = inputs_of(COMBINE)
-    arrays = due_arrays(inputs)
+    arrays = right_arrays(inputs)
     arrays["indices"][4:] = np.where(arrays["indices"][4:] >= 0, arrays["indices"][4:] - M, -1)
     verdict = judge(inputs, V4StagesResult(arrays=arrays))
     assert verdict.diagnosis[0].sentence.endswith("; each that differs is 44 = M too small")
@@ -161,7 +161,7 @@ def test_a_difference_that_all_rows_share_is_told():
 
 def test_lengths_are_judged_beside_the_lists():
     inputs = inputs_of(IMAGES)
-    due = int(due_arrays(inputs)["lengths"][7])
+    due = int(right_arrays(inputs)["lengths"][7])
     verdict = judge(inputs, changed(inputs, "lengths", (7,), due - 1))
     assert verdict.reason == (
         f"combine: lengths[7] is {due - 1}; {due} is due for request 0, position 37 (1 of 32 "
@@ -184,7 +184,7 @@ def test_a_wrong_bit_of_a_gathered_row_is_named(case):
     inputs = inputs_of(case)
     row = int(inputs.arguments["offset"]) + 1
     wrong = changed(inputs, "workspace", (1, row, 500), 0.25)
-    due = float(due_arrays(inputs)["workspace"][1, row, 500])
+    due = float(right_arrays(inputs)["workspace"][1, row, 500])
     verdict = judge(inputs, wrong)
     assert verdict.status is Status.NUMERIC
     assert verdict.reason.startswith(
@@ -196,7 +196,7 @@ def test_a_wrong_bit_of_a_gathered_row_is_named(case):
 
 def test_a_row_that_holds_another_token_says_which():
     inputs = inputs_of(GATHERS[0])
-    before = due_arrays(inputs)["workspace"]
+    before = right_arrays(inputs)["workspace"]
     verdict = judge(inputs, changed(inputs, "workspace", (1, 6), before[0, 9]))
     # 130 of the first request's 300 tokens are gathered: row 5 + 4 holds token 174.
     assert verdict.diagnosis[0].sentence.endswith("; the row holds token 174 of request 0")
@@ -205,7 +205,7 @@ def test_a_row_that_holds_another_token_says_which():
 def test_rows_that_nothing_is_gathered_to_must_stay():
     inputs = inputs_of(GATHERS[0])
     for place in ((0, 4, 0), (2, 12, 3), (0, -1, 511)):
-        before = float(due_arrays(inputs)["workspace"][place])
+        before = float(right_arrays(inputs)["workspace"][place])
         verdict = judge(inputs, changed(inputs, "workspace", place, before + 1.0))
         assert [found.name for found in verdict.diagnosis] == ["touched-rows"]
         assert f"{before:g} stood there and must stay" in verdict.reason
@@ -215,7 +215,7 @@ def test_a_nan_that_stood_there_stays_bit_for_bit():
     inputs = inputs_of(GATHERS[1])
     workspace = np.full_like(inputs.arguments["workspace"], np.nan)
     inputs = V4StagesInputs(stage="gather", arguments={**inputs.arguments, "workspace": workspace})
-    arrays = due_arrays(inputs)
+    arrays = right_arrays(inputs)
     assert judge(inputs, V4StagesResult(arrays=arrays)).status is Status.PASS
     arrays["workspace"].view(np.uint16)[1, -1, 0] = 0x7FC1
     verdict = judge(inputs, V4StagesResult(arrays=arrays))
@@ -226,14 +226,14 @@ def test_any_nan_is_as_good_as_another_where_one_is_gathered():
     inputs = inputs_of(GATHERS[1])
     cache = np.full_like(inputs.arguments["cache"], np.nan)
     inputs = V4StagesInputs(stage="gather", arguments={**inputs.arguments, "cache": cache})
-    arrays = due_arrays(inputs)
+    arrays = right_arrays(inputs)
     arrays["workspace"].view(np.uint16)[0, 0, 0] = 0xFFFF
     assert judge(inputs, V4StagesResult(arrays=arrays)).status is Status.PASS
 
 
 def test_forms_that_do_not_fit_are_named():
     inputs = inputs_of(COMBINE)
-    right = due_arrays(inputs)
+    right = right_arrays(inputs)
     for arrays, status, words in (
         ({"indices": right["indices"]}, Status.SHAPE, "lengths is missing; indices, lengths are"),
         (
@@ -254,7 +254,7 @@ def test_forms_that_do_not_fit_are_named():
 
 def test_a_wrong_reference_is_not_believed():
     inputs = inputs_of(COMBINE)
-    right = V4StagesResult(arrays=due_arrays(inputs), notes=("padded",))
+    right = V4StagesResult(arrays=right_arrays(inputs), notes=("padded",))
     wrong = changed(inputs, "indices", (0, 0), 9)
     verdict = judge(inputs, right, wrong)
     assert verdict.status is Status.PASS
