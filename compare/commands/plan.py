@@ -9,21 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compare.commands.two_plans import (
-    DISAGREE,
-    FIXED,
-    FIXED_AGAIN,
-    SHIPPED,
-    AsJson,
-    TwoPlans,
-    planned,
-)
+from compare.commands.two_plans import AsJson, TwoPlans, planned, suite_of_command
 from compare.commands.words import command, lengths
 from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
 from compare.protocol.case import LARGEST
 from compare.report import console as terminal
 from compare.report import summary
-from compare.suites.prefill_plan.case import PrefillPlanCase
 
 _CHUNK_COLUMNS = ("shipped", "requests", "tokens", "N", "M", "")
 
@@ -83,6 +74,7 @@ def plan(
 class Plans(TwoPlans):
     """Both plans of one batch."""
 
+    case: str
     inputs: PrefillPlanInputs
     shipped: PlanResult
     fixed: PlanResult
@@ -90,22 +82,6 @@ class Plans(TwoPlans):
     @property
     def agree(self) -> bool:
         return self.shipped.chunks == self.fixed.chunks
-
-    @property
-    def case(self) -> str:
-        """The same batch as a case line of the suite prefill-plan."""
-        i = self.inputs
-        case = PrefillPlanCase(
-            seq=i.seq_lens,
-            q=i.query_lens,
-            ratio=i.compress_ratio,
-            window=i.window,
-            max_len=i.max_model_len,
-            max_tokens=i.max_num_batched_tokens,
-            chunk=i.chunk_size,
-            compressed=i.has_compressed,
-        )
-        return str(case)
 
     def json(self) -> str:
         arguments = dataclasses.asdict(self.inputs)
@@ -155,20 +131,7 @@ class Plans(TwoPlans):
 def compare_plans(inputs: PrefillPlanInputs) -> Plans:
     """The shipped and the fixed plan of a batch, judged. WordsOff for arguments that no planner
     accepts."""
-    from compare.suites.prefill_plan.judge import explain
-
-    shipped, fixed, again = (planned(name, inputs) for name in (SHIPPED, FIXED, FIXED_AGAIN))
-    assert isinstance(shipped, PlanResult) and isinstance(fixed, PlanResult)
-    fixed_wrong = explain(inputs, fixed)
-    if fixed.chunks != getattr(again, "chunks", None):
-        fixed_wrong.append(DISAGREE)
-    return Plans(
-        inputs=inputs,
-        shipped=shipped,
-        fixed=fixed,
-        shipped_wrong=tuple(explain(inputs, shipped)),
-        fixed_wrong=tuple(fixed_wrong),
-    )
+    return Plans(**vars(suite_of_command("plan").explain(inputs, planned)))
 
 
 def _chunk(numbered: tuple[int, PlanChunk] | None) -> tuple[str, ...]:

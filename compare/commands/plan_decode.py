@@ -10,21 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compare.commands.two_plans import (
-    DISAGREE,
-    FIXED,
-    FIXED_AGAIN,
-    SHIPPED,
-    AsJson,
-    TwoPlans,
-    planned,
-)
+from compare.commands.two_plans import AsJson, TwoPlans, planned, suite_of_command
 from compare.commands.words import WordsOff, command, lengths
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 from compare.protocol.case import LARGEST
 from compare.report import console as terminal
 from compare.report import summary
-from compare.suites.decode_plan.case import DecodePlanCase
 
 _RANKS_SHOWN = 256
 _COLUMNS = ("row", "token", "shipped", "bound", "keys", "", "fixed", "bound", "keys")
@@ -72,7 +63,8 @@ def plan_decode(
     Lists are joined by commas, plus signs or blanks. Exit status: 1 if a plan goes wrong, 0 if both
     are right, 2 if the words are off.
     """
-    case = DecodePlanCase(
+    case_type: Any = suite_of_command("plan --decode").case_type
+    case = case_type(
         lens=lengths("--total-lens", total_lens),
         q=lengths("--query-lens", query_lens),
         max_q=max_query_len,
@@ -94,12 +86,10 @@ def plan_decode(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowPlans(TwoPlans):
-    """Both plans of one batch. counts: of each rank shown, each row's keys there. shipped is None
-    where the shipped rules raise: shipped_wrong then says it, or notes where they refuse the batch.
-    notes: differences that do no harm.
-    """
+    """Both plans of one batch; see the suite's explain.py. case: the batch, of rank 0 or of the one
+    that is shown."""
 
-    case: DecodePlanCase
+    case: Any
     inputs: DecodePlanInputs
     ranks: tuple[int, ...]
     shipped: DecodePlanResult | None
@@ -178,93 +168,10 @@ class RowPlans(TwoPlans):
         return f"request {plan.request[t]}", str(plan.bound[t]), keys
 
 
-def compare_rows(case: DecodePlanCase, ranks: tuple[int, ...]) -> RowPlans:
+def compare_rows(case: Any, ranks: tuple[int, ...]) -> RowPlans:
     """The shipped and the fixed rows of a batch, judged on these ranks. WordsOff for arguments that
     no planner accepts."""
-    from compare.suites.decode_plan.judge import explain, harmless
-    from compare.suites.table import make_inputs
-
-    by_rank = [_inputs_of(make_inputs(dataclasses.replace(case, rank=rank))) for rank in ranks]
-    fixed = [_planned(FIXED, inputs) for inputs in by_rank]
-    again = [_planned(FIXED_AGAIN, inputs) for inputs in by_rank]
-    fixed_wrong = [
-        said for i, plan in zip(by_rank, fixed, strict=True) for said in explain(i, plan)
-    ]
-    if any(_differ(a, b) for a, b in zip(fixed, again, strict=True)):
-        fixed_wrong.append(DISAGREE)
-
-    shipped, shipped_wrong, notes = [], [], []
-    if case.world == 1 and case.causal and case.promised > 1:
-        shipped = fixed
-        notes.append(
-            f"with one rank {SHIPPED} gives the kernel the batch as it is, ragged or not, and the "
-            "kernel's own causal bounds are right"
-        )
-    else:
-        try:
-            shipped = [_planned(SHIPPED, inputs) for inputs in by_rank]
-        except WordsOff as error:
-            from torch_ref.planning import BoundsShapeMismatch, NonUniformBlock
-
-            match error.__cause__:
-                case NonUniformBlock():
-                    notes.append(f"{SHIPPED} refuses the batch, and nothing goes wrong: {error}")
-                case BoundsShapeMismatch(rows=rows, bounds=requests) if case.world == 1:
-                    shipped_wrong = [
-                        f"lengths and block table of {summary.plural(requests, 'request')} for "
-                        f"{summary.plural(rows, 'row')} of one token: the tokens don't divide by "
-                        "the requests, so every token becomes a row of its own, and they stay one "
-                        "per request"
-                    ]
-                case _:
-                    shipped_wrong = [str(error)]
-    for inputs, plan in zip(by_rank, shipped, strict=False):
-        said = explain(inputs, plan)
-        if said and harmless(inputs, plan):
-            each = len(plan.bound) // len(case.lens)
-            notes.append(
-                f"{SHIPPED} views the batch as [{len(case.lens)}, {each}]: the same rows as one "
-                "per token"
-            )
-        else:
-            shipped_wrong += said
-    return RowPlans(
-        case=case,
-        inputs=by_rank[0],
-        ranks=ranks,
-        shipped=shipped[0] if shipped else None,
-        fixed=fixed[0],
-        shipped_counts=tuple(plan.local_counts for plan in shipped),
-        fixed_counts=tuple(plan.local_counts for plan in fixed),
-        shipped_wrong=tuple(dict.fromkeys(shipped_wrong)),
-        fixed_wrong=tuple(dict.fromkeys(fixed_wrong)),
-        notes=tuple(dict.fromkeys(notes)),
-    )
-
-
-def _planned(name: str, inputs: DecodePlanInputs) -> DecodePlanResult:
-    plan = planned(name, inputs)
-    assert isinstance(plan, DecodePlanResult)
-    return plan
-
-
-def _inputs_of(made: object) -> DecodePlanInputs:
-    assert isinstance(made, DecodePlanInputs)
-    return made
-
-
-def _differ(a: DecodePlanResult, b: DecodePlanResult) -> bool:
-    """Apart from what padded rows name as their request and bound."""
-
-    def facts(plan: DecodePlanResult) -> tuple:
-        rows = zip(plan.request, plan.bound, plan.padding, strict=True)
-        return (
-            plan.ragged,
-            tuple(None if padding else (request, bound) for request, bound, padding in rows),
-            plan.local_counts,
-        )
-
-    return facts(a) != facts(b)
+    return RowPlans(**vars(suite_of_command("plan --decode").explain(case, ranks, planned)))
 
 
 def _tokens(inputs: DecodePlanInputs) -> list[str]:

@@ -13,13 +13,10 @@ import typer
 from rich.console import Console
 
 from compare.commands.words import WordsOff
+from compare.judging.plans import SHIPPED
 from compare.protocol.inputs import Inputs, Result
+from compare.protocol.suite import Suite
 from compare.report import console as terminal
-
-SHIPPED = "vllm-0.33.0"
-FIXED = "jax-planner"
-FIXED_AGAIN = "torch-planner"
-DISAGREE = f"the planners {FIXED} and {FIXED_AGAIN} disagree about this batch"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -91,6 +88,13 @@ class TwoPlans(abc.ABC):
             terminal.say(console, both, style="green")
         elif not self.fixed_wrong:
             terminal.say(console, "The fixed plan is right.", style="green")
+
+
+def suite_of_command(words: str) -> Suite:
+    """The suite whose plans the command `words` sets beside one another."""
+    from compare.suites.table import SUITES
+
+    return next(suite for suite in SUITES.values() if suite.plan_command == words)
 
 
 def planned(name: str, inputs: Inputs) -> Result:

@@ -9,6 +9,13 @@ from typing import Any
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.values import whole_numbers
 
+SHIPPED = "vllm-0.33.0"
+FIXED = "jax-planner"
+FIXED_AGAIN = "torch-planner"
+"""The planners that the command `plan` sets beside one another."""
+
+DISAGREE = f"the planners {FIXED} and {FIXED_AGAIN} disagree about this batch"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillPlanInputs(Inputs):

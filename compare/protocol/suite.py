@@ -57,7 +57,8 @@ class Suite:
     offers: its implementations. candidates: the names that a run takes which names none, in this
     order, as far as they can run. references: the names that such a run compares with, the first
     one that is there; none: the oracle alone. records: how its results are recorded; None: they
-    aren't.
+    aren't. plan_command: the command that sets its shipped and its fixed plan beside one another,
+    by what MODULE:FUNCTION, `explaining`, says of them.
     """
 
     name: str
@@ -73,11 +74,18 @@ class Suite:
     faults: str | None = None
     calibration: str | None = None
     timing: str | None = None
+    plan_command: str | None = None
+    explaining: str | None = None
 
     @property
     def inputs_type(self) -> type[Inputs]:
         """What its implementations are given."""
         return self.signature.inputs_type
+
+    def explain(self, *arguments: Any) -> Any:
+        """The shipped and the fixed plan of a batch, judged; see the function itself."""
+        assert self.explaining is not None
+        return lookup(self.explaining)(*arguments)
 
     def offer(self, name: str) -> Offer | None:
         """What it offers under a name."""

@@ -30,5 +30,7 @@ SUITE = Suite(
             options={"rules": "vllm-0.33.0"},
         ),
     ),
+    plan_command="plan --decode",
+    explaining="compare.suites.decode_plan.explain:explain_plans",
     candidates=("jax-planner", "torch-planner"),
 )

@@ -43,6 +43,8 @@ SUITE = Suite(
             isolated=True,
         ),
     ),
+    plan_command="plan",
+    explaining="compare.suites.prefill_plan.explain:explain_plans",
     candidates=("jax-planner", "torch-planner"),
     references=(f"golden:{RECORDED}", "vllm"),
     records=PrefillPlanRecords(),

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from compare.commands import plan as module
+from compare.judging import plans as module
 from compare.judging.plans import PlanResult
 from compare.run import registry
 from compare.suites.prefill_plan.planner import Planner

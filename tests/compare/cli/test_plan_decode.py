@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from compare.commands import plan_decode as module
+from compare.judging import plans as module
 from compare.judging.plans import DecodePlanResult
 from compare.run import registry
 from tests.compare.cli.command_line import command_line
