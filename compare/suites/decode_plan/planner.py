@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
-from compare.protocol.case import Case
-from compare.protocol.implementation import Unsupported
-from compare.protocol.inputs import Inputs
+from compare.protocol.one_suite import OneSuite
 from compare.suites.decode_plan.case import DecodePlanCase
 
 
-class DecodePlanner:
+class DecodePlanner(OneSuite[DecodePlanCase, DecodePlanInputs]):
     """A planner of decode rows. home: imports and gives decode_rows, local_seq_lens and
     local_key_counts with the signatures of jax_impl.planning and torch_ref.planning. refuses: why
     its rules don't cover a case.
     """
 
-    suites = frozenset({"decode-plan"})
+    case_type = DecodePlanCase
+    inputs_type = DecodePlanInputs
+    does = "plans decode rows"
 
     def __init__(
         self,
@@ -27,22 +27,14 @@ class DecodePlanner:
         *,
         refuses: Callable[[DecodePlanCase], str | None] = lambda case: None,
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self._home = home
         self._refuses = refuses
 
-    def unavailable(self) -> str | None:
-        """A planner runs anywhere."""
-        return None
-
-    def supports(self, case: Case) -> str | None:
-        if not isinstance(case, DecodePlanCase):
-            return f"{self.name} plans decode rows; it isn't for {case.suite}"
+    def refuses(self, case: DecodePlanCase) -> str | None:
         return self._refuses(case)
 
-    def run(self, inputs: Inputs) -> DecodePlanResult:
-        if not isinstance(inputs, DecodePlanInputs):
-            raise Unsupported(f"{self.name} is for decode-plan")
+    def call(self, inputs: DecodePlanInputs) -> DecodePlanResult:
         decode_rows, local_seq_lens, local_key_counts = self._home()
         group = {
             "dcp_rank": inputs.dcp_rank,

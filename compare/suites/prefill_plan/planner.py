@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compare.judging.plans import PlanChunk, PlanResult, PrefillPlanInputs
-from compare.protocol.case import Case
+from compare.judging.plans import PlanResult, PrefillPlanInputs, plan_chunks
 from compare.protocol.implementation import Distribution, Unsupported
-from compare.protocol.inputs import Inputs, Result
+from compare.protocol.one_suite import OneSuite
+from compare.suites.prefill_plan.case import PrefillPlanCase
 
 
-class Planner:
+class Planner(OneSuite[PrefillPlanCase, PrefillPlanInputs]):
     """A chunk planner with the signature of plan_prefill_chunks. home: imports and gives it;
     reason: why it can't run here; notes: what a report should say about it; distribution: the
     package that it is from, None: this project's."""
 
-    suites = frozenset({"prefill-plan"})
+    case_type = PrefillPlanCase
+    inputs_type = PrefillPlanInputs
+    does = "plans chunks"
 
     def __init__(
         self,
@@ -27,20 +29,13 @@ class Planner:
         notes: Callable[[], tuple[str, ...]] = tuple,
         distribution: Callable[[], Distribution | None] = lambda: None,
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self._home = home
         self._notes = notes
         self.unavailable = reason
         self.distribution = distribution
 
-    def supports(self, case: Case) -> str | None:
-        if case.suite not in self.suites:
-            return f"{self.name} plans chunks; it isn't for {case.suite}"
-        return self.unavailable()
-
-    def run(self, inputs: Inputs) -> Result:
-        if not isinstance(inputs, PrefillPlanInputs):
-            raise Unsupported(f"{self.name} is for prefill-plan")
+    def call(self, inputs: PrefillPlanInputs) -> PlanResult:
         if reason := self.unavailable():
             raise Unsupported(reason)
         plan = self._home()(
@@ -53,15 +48,4 @@ class Planner:
             chunk_size=inputs.chunk_size,
             has_compressed=inputs.has_compressed,
         )
-        chunks = tuple(
-            PlanChunk(
-                start=chunk.start,
-                end=chunk.end,
-                compressed_rows=chunk.compressed_rows,
-                workspace_rows=chunk.workspace_rows,
-                query_start=chunk.query_start,
-                query_end=chunk.query_end,
-            )
-            for chunk in plan
-        )
-        return PlanResult(chunks=chunks, notes=self._notes())
+        return PlanResult(chunks=plan_chunks(plan, self.name), notes=self._notes())
