@@ -46,12 +46,11 @@ def planted(calibration: Calibration, evidence: Evidence[Any], fault: Fault) -> 
     """
     sample = Sample(evidence=evidence, tokens=np.arange(evidence.num_tokens))
     nan_score = evidence.witness.kinds(sample.tokens).nan_score
-    right, wrong = (
-        _rounded(rows, nan_score)
-        for rows in (calibration.contract(sample, fault), fault.tensors(sample))
-    )
-    if all(_equal(right[name], wrong[name]) for name in right):
-        return None
+    wrong = _rounded(fault.tensors(sample), nan_score)
+    for rows in (calibration.contract(sample, fault), sample.contract):
+        right = _rounded(rows, nan_score)
+        if all(_equal(right[name], wrong[name]) for name in right):
+            return None
     return calibration.result(wrong)
 
 
