@@ -22,6 +22,9 @@ INTERPRETER_BLOCKS = 128
 
 KEYS, HEADS = 64, 64  # of one block of the kernel
 
+SMALL = 2**22
+"""Elements up to which a call on a CPU takes less time than compiling it well."""
+
 
 @functools.cache
 def import_jax() -> Any:
@@ -87,10 +90,14 @@ class JaxBackend:
         except (RuntimeError, IndexError) as error:
             return f"jax has no device {self.device!r} here ({error})"
 
-    def compilation(self) -> contextlib.AbstractContextManager[None]:
-        """The interpreter's programs run once, for a fraction of the time that XLA would spend on
-        making them quick."""
-        return _unoptimised() if self.name in INTERPRETERS else contextlib.nullcontext()
+    def compilation(self, elements: int) -> contextlib.AbstractContextManager[None]:
+        """How hard XLA tries while it compiles for a call with so many elements in its largest
+        array: a program of the interpreter, and one of a small call on a CPU, runs once, for a
+        fraction of the time that making it quick would take.
+        """
+        small = jax_device(self.device).platform == "cpu" and elements <= SMALL
+        once = self.name in INTERPRETERS or small
+        return _unoptimised() if once else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

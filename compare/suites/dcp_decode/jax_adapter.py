@@ -51,7 +51,8 @@ class JaxDcpDecode(JaxBackend, DcpDecode):
 
         decode: Any = dcp_decode  # NumPy arrays are as welcome as jax's
         plan = plan_of(inputs)
-        with jax.default_device(jax_device(self.device)), self.compilation():
+        compiled = self.compilation(max(inputs.q.size, inputs.kv_cache.size))
+        with jax.default_device(jax_device(self.device)), compiled:
             out, lse = decode(
                 inputs.q,
                 inputs.kv_cache,

@@ -38,7 +38,8 @@ class JaxSparsePrefill(JaxBackend, SparsePrefill):
         from jax_impl import sparse_prefill
 
         attend: Any = sparse_prefill  # NumPy arrays are as welcome as jax's
-        with jax.default_device(jax_device(self.device)), self.compilation():
+        compiled = self.compilation(max(inputs.q.size, inputs.kv.size))
+        with jax.default_device(jax_device(self.device)), compiled:
             out, max_logits, lse = attend(
                 inputs.q,
                 inputs.kv,

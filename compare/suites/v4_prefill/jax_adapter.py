@@ -49,7 +49,8 @@ class JaxV4Prefill(JaxBackend, V4Prefill):
                 raise Unsupported(
                     f"chunk {number} of the plan has no query tokens; jax_impl runs no such plan"
                 )
-        with jax.default_device(jax_device(self.device)), self.compilation():
+        compiled = self.compilation(inputs.q.size)
+        with jax.default_device(jax_device(self.device)), compiled:
             compressed = None
             if inputs.compressed_cache is not None and inputs.compressed_page is not None:
                 compressed = PagedKV(

@@ -47,7 +47,8 @@ class JaxV4Stages(JaxBackend, V4Stages):
         from jax_impl.prefill.indices import combine_topk_swa_indices, global_topk_slots
 
         given: dict[str, Any] = arguments
-        with jax.default_device(jax_device(self.device)), self.compilation():
+        largest = max(v.size for v in given.values() if isinstance(v, np.ndarray))
+        with jax.default_device(jax_device(self.device)), self.compilation(largest):
             if stage == "gather":
                 paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
                 found = {"workspace": gather_kv(paged, **given, backend=self.name)}

@@ -59,6 +59,7 @@ def test_gpu_kernels_run_in_a_process_of_their_own() -> None:
         "pallas",
         "pallas-fused",
         "flash_mla",
+        "flash_mla-flattened",
         "flash_mla-fp8",
         "vllm",
         "flashinfer-fa3",
