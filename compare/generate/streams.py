@@ -49,6 +49,7 @@ class Stream(enum.IntEnum):
     V4_SET = 26
     V4_SINK = 27
     V4_WORKSPACE = 28
+    V4_PADDING = 29
 
 
 def raw(seed: int, stream: Stream, start: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -17,7 +17,8 @@ class V4StagesResult(Result):
     """What one stage of the path gives back, by name.
 
     combine: indices [T, C] int32, lengths [T] int32. global_topk: slots [T, topk] int32, lengths
-    [T] int32. gather: workspace [n, M, 512] bfloat16, whole.
+    [T] int32. gather: workspace [n, M, 512] bfloat16, whole. paged_swa, c128, dspark: slots
+    [T, width] int32, lengths [T] int32.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -40,6 +41,11 @@ class V4StagesInputs(Inputs):
     gather: cache uint8 [pages, page stride] or bfloat16 [pages, P, 512], page_size,
         kv_format ("v4-fp8" or "bf16"), block_table [n, columns], seq_lens [n], gather_lens [n] or
         None (the lengths), offset, workspace bfloat16 [n, M, 512]: what stands there before.
+    paged_swa, c128, dspark: query_start_loc [n + 1], seq_lens [n], block_table [n, columns],
+        page_size, slot_mapping [T], negative for padding. paged_swa, with window and width, and
+        dspark, with window and num_speculative_tokens, may have more rows T than the batch has
+        tokens, all of padding; c128, with width and compress_ratio, hasn't. paged_swa: also
+        image_left, image_right [T] or None, as in combine, and replay_start [n] or None (0).
     """
 
     stage: str

@@ -12,8 +12,20 @@ STAGES = {
     "combine": ("indices", "lengths"),
     "global_topk": ("slots", "lengths"),
     "gather": ("workspace",),
+    "paged_swa": ("slots", "lengths"),
+    "c128": ("slots", "lengths"),
+    "dspark": ("slots", "lengths"),
 }
 """By stage: the names of what it gives back."""
+
+_KEYS_OF_STAGES = {
+    "pad": ("global_topk", "paged_swa", "c128", "dspark"),
+    "offset": ("gather",),
+    "spare": ("gather", "paged_swa", "dspark"),
+    "replay": ("paged_swa",),
+}
+_WITHOUT_COMPRESSED = ("paged_swa", "dspark")
+_COMPRESSED = ("global_topk", "c128")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,15 +33,20 @@ class V4StagesCase(Case):
     """Keys of ``v4-stages:...``.
 
     stage: combine (a token's compressed entries and window as rows of its chunk's workspace),
-        global_topk (a decode token's compressed entries as slots of the paged cache) or gather
-        (a paged cache's tokens in bfloat16 in the workspace).
+        global_topk (a decode token's compressed entries as slots of the paged cache), gather
+        (a paged cache's tokens in bfloat16 in the workspace), paged_swa (a token's window as
+        slots), c128 (all compressed entries that a token sees as slots, in lists of topk columns)
+        or dspark (the window of a draft block that isn't causal, as slots).
     record: the number of a call whose result is recorded from vLLM, with its inputs; nothing else
         is written then but the stage.
     seq, q, start, ratio, topk, window, page, format, images, max_image, bound, seed: as in
         v4-prefill. All requests are one chunk. gather with ratio=1 is that of the window, with
         another ratio that of the compressed cache.
-    pad: tokens of global_topk that belong to no request. offset: the workspace row that a gather
-        begins at. spare: workspace rows behind the last one that is needed.
+    pad: tokens of global_topk that belong to no request; of the other lists of slots, tokens of
+        the batch that are padding. offset: the workspace row that a gather begins at. spare:
+        workspace rows behind the last one that is needed; of paged_swa and dspark, rows behind the
+        batch's tokens. replay: the first position of each request that paged_swa may list, at
+        most the first of this step's.
     """
 
     suite: ClassVar[str] = "v4-stages"
@@ -50,6 +67,7 @@ class V4StagesCase(Case):
     pad: int = case_field(0, integer(0))
     offset: int = case_field(0, integer(0))
     spare: int = case_field(0, integer(0))
+    replay: int = case_field(0, integer(0))
     seed: int = case_field(0, integer(0, 2**32 - 1))
 
     @property
@@ -86,8 +104,18 @@ class V4StagesCase(Case):
                 raise CaseError(f"v4-stages: a recorded call is all of its inputs; write {plain}")
             return
         self.batch().check(self.suite)
-        if self.stage == "global_topk" and self.ratio == 1:
-            raise CaseError("v4-stages: stage=global_topk is of a compressed cache; ratio is 2 up")
-        for key, stage in (("pad", "global_topk"), ("offset", "gather"), ("spare", "gather")):
-            if getattr(self, key) and self.stage != stage:
-                raise CaseError(f"v4-stages: {key} is for stage={stage}, not {self.stage}")
+        if self.stage in _COMPRESSED and self.ratio == 1:
+            raise CaseError(
+                f"v4-stages: stage={self.stage} is of a compressed cache; ratio is 2 up"
+            )
+        if self.stage in _WITHOUT_COMPRESSED and self.ratio != 1:
+            raise CaseError(f"v4-stages: stage={self.stage} has no compressed cache; write ratio=1")
+        for key, (stage, *others) in _KEYS_OF_STAGES.items():
+            if getattr(self, key) and self.stage not in (stage, *others):
+                more = f" (but for {', '.join(others)} too)" if others else ""
+                raise CaseError(f"v4-stages: {key} is for stage={stage}, not {self.stage}{more}")
+        if self.stage != "global_topk" and self.pad > sum(self.q):
+            raise CaseError(f"v4-stages: pad={self.pad} of the batch's {sum(self.q)} tokens")
+        entries = max((0, *self.seq)) // self.ratio
+        if self.stage == "c128" and entries > self.topk:
+            raise CaseError(f"v4-stages: stage=c128 lists {entries} entries in topk={self.topk}")

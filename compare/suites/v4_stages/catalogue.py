@@ -21,6 +21,14 @@ _STAGES = (
     "stage=gather,seq=1500+260+100,q=3+2+2,ratio=128,offset=1",
     "stage=gather,seq=301+40,q=4+3,ratio=2,format=bf16",
     "stage=gather,seq=900,q=300,ratio=1,page=256,window=512",
+    # The lines of one stage have the same shapes, so that they are one program of XLA's.
+    "stage=paged_swa,seq=300+70+5+40,q=3+4+5+0,start=7,ratio=1,max_image=12,pad=3,spare=2",
+    "stage=paged_swa,seq=160+60+90+130,q=9+3+1+1,ratio=1,window=120,page=32,"
+    "images=0:152-158+1:57-59,max_image=12,replay=40",
+    "stage=c128,seq=1500+260+100+255,q=1+3+1+2,start=5,ratio=128,topk=12,pad=2",
+    "stage=c128,seq=1536+127+128+129,q=2+1+2+2,ratio=128,topk=12",
+    "stage=dspark,seq=300+70+5+128,q=5+4+5+0,start=3,ratio=1,pad=2,spare=3",
+    "stage=dspark,seq=160+70+33+129,q=7+3+3+1,ratio=1,window=122,page=32,spare=3",
 )
 
 

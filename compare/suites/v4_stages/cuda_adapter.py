@@ -28,6 +28,8 @@ class VllmStages(V4Stages):
     def refuses(self, case: V4StagesCase) -> str | None:
         from torch_ref.cuda import vllm_stages
 
+        if case.stage not in ("combine", "global_topk", "gather"):
+            return f"stage={case.stage}: vLLM has no function of it that can be called alone"
         stage: Any = case.stage
         return vllm_stages.unsupported_reason(stage, kv_format=case.format)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from compare.houses.jax_backend import (
     jax_device,
 )
 from compare.suites.v4_stages.call import V4StagesResult
-from compare.suites.v4_stages.case import V4StagesCase
+from compare.suites.v4_stages.case import STAGES, V4StagesCase
 from compare.suites.v4_stages.implementation import V4Stages
 
 INTERPRETER_TOKENS = 1024
@@ -44,18 +45,21 @@ class JaxV4Stages(JaxBackend, V4Stages):
     def stage(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         jax = import_jax()
         from jax_impl.kv_cache import PagedKV, gather_kv
-        from jax_impl.prefill.indices import combine_topk_swa_indices, global_topk_slots
+        from jax_impl.prefill import indices as lists
 
+        functions: dict[str, Callable[..., Any]] = {
+            "combine": lists.combine_topk_swa_indices,
+            "global_topk": lists.global_topk_slots,
+            "paged_swa": lists.paged_swa_indices,
+            "c128": lists.c128_global_slots,
+            "dspark": lists.dspark_indices,
+        }
         given: dict[str, Any] = arguments
         largest = max(v.size for v in given.values() if isinstance(v, np.ndarray))
         with jax.default_device(jax_device(self.device)), self.compilation(largest):
             if stage == "gather":
                 paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
                 found = {"workspace": gather_kv(paged, **given, backend=self.name)}
-            elif stage == "combine":
-                indices, lengths = combine_topk_swa_indices(**given)
-                found = {"indices": indices, "lengths": lengths}
             else:
-                slots, lengths = global_topk_slots(**given)
-                found = {"slots": slots, "lengths": lengths}
+                found = dict(zip(STAGES[stage], functions[stage](**given), strict=True))
             return V4StagesResult(arrays={name: np.asarray(a) for name, a in found.items()})

@@ -13,7 +13,8 @@ from jaxtyping import Bool
 from compare.judging.tolerance import check_profile
 from compare.protocol.verdict import Diagnosis, Status, Verdict, Worst
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
-from compare.suites.v4_stages.rules import gathered_places, right_arrays, token_places
+from compare.suites.v4_stages.faults import fault_of
+from compare.suites.v4_stages.rules import right_arrays, gathered_places, token_places
 
 __all__ = ["judge"]
 
@@ -26,21 +27,22 @@ def judge(
     profile: str = "calibrated",
     evidence: object = None,
 ) -> Verdict:
-    """Judges what a stage gave back.
+    """What is to be said about what a stage gave back.
 
-    combine, global_topk: every element of every array. gather: the bits of every row, those that
-    are written (any NaN for a NaN) and those that must stay as they were.
+    Lists: every element of every array. gather: the bits of every row, those that are written (any
+    NaN for a NaN) and those that must stay as they were. A known fault is named where it gives the
+    very arrays that were found.
 
     profile and evidence are those of the other suites and change nothing here. ValueError: an
     unknown profile, or arguments that name a place that isn't there.
     """
     check_profile(profile)
-    right = right_arrays(inputs)
+    due = right_arrays(inputs)
     failed = None
     if reference is not None:
-        said = _judge(inputs, right, reference)
+        said = _judge(inputs, due, reference)
         failed = said.reason if said.status.failed else None
-    verdict = _judge(inputs, right, candidate)
+    verdict = _judge(inputs, due, candidate)
     notes = [*candidate.notes]
     if reference is not None:
         notes += [f"reference: {note}" for note in reference.notes]
@@ -54,11 +56,11 @@ def judge(
     )
 
 
-def _judge(inputs: V4StagesInputs, right: dict[str, np.ndarray], result: V4StagesResult) -> Verdict:
-    if fault := _form(right, result):
+def _judge(inputs: V4StagesInputs, due: dict[str, np.ndarray], result: V4StagesResult) -> Verdict:
+    if fault := _form(due, result):
         return fault
     reasons, diagnosis, worst = [], [], []
-    for name, expected in right.items():
+    for name, expected in due.items():
         got = result.arrays[name]
         wrong = _differences(got, expected, written=_written(inputs, expected))
         if not wrong.any():
@@ -80,6 +82,8 @@ def _judge(inputs: V4StagesInputs, right: dict[str, np.ndarray], result: V4Stage
                 share=math.inf,
             )
         )
+    if reasons and (fault := fault_of(inputs, result)):
+        diagnosis = [Diagnosis(name=fault.name, sentence=f"{inputs.stage}: {fault.sentence}")]
     return Verdict(
         status=Status.NUMERIC if reasons else Status.PASS,
         reason="; ".join(reasons),
@@ -88,17 +92,17 @@ def _judge(inputs: V4StagesInputs, right: dict[str, np.ndarray], result: V4Stage
     )
 
 
-def _form(right: dict[str, np.ndarray], result: V4StagesResult) -> Verdict | None:
+def _form(due: dict[str, np.ndarray], result: V4StagesResult) -> Verdict | None:
     """Names first, then shapes, then dtypes."""
-    if missing := right.keys() - result.arrays.keys():
-        reason = f"{sorted(missing)[0]} is missing; {', '.join(right)} are due"
+    if missing := due.keys() - result.arrays.keys():
+        reason = f"{sorted(missing)[0]} is missing; {', '.join(due)} are due"
         return Verdict(status=Status.SHAPE, reason=reason)
-    for name, expected in right.items():
+    for name, expected in due.items():
         got = result.arrays[name].shape
         if got != expected.shape:
             reason = f"{name} has the shape {list(got)}; {list(expected.shape)} is due"
             return Verdict(status=Status.SHAPE, reason=reason)
-    for name, expected in right.items():
+    for name, expected in due.items():
         dtype = result.arrays[name].dtype
         if dtype != expected.dtype:
             reason = f"{name} is {dtype.name}; {expected.dtype.name} is due"
@@ -130,19 +134,24 @@ def _expected(
     inputs: V4StagesInputs, name: str, place: tuple[int, ...], expected: np.ndarray
 ) -> str:
     """The value that is due at a place, and why there."""
-    value, arguments = f"{expected[place]:g}", inputs.arguments
+    value, given = f"{expected[place]:g}", inputs.arguments
     if inputs.stage == "gather":
         request, row = place[:2]
-        rows, position = gathered_places(arguments, request)
+        rows, position = gathered_places(given, request)
         at = np.flatnonzero(rows == row)
         if not len(at):
             return f"{value} stood there and must stay, nothing is gathered to this row"
         return f"{value} is due, of token {position[at[0]]} of request {request}"
-    if inputs.stage == "combine":
-        request, position = (int(array[place[0]]) for array in token_places(arguments))
-        return f"{value} is due for request {request}, position {position}"
-    request = int(_array(arguments["token_to_request"])[place[0]])
-    padding = "" if _array(arguments["is_valid_token"])[place[0]] else ", a token of padding"
+    if inputs.stage != "global_topk":
+        places = token_places(given)
+        if place[0] >= len(places[0]):
+            return f"{value} is due behind the tokens of the batch"
+        request, position = (int(array[place[0]]) for array in places)
+        mapped = given.get("slot_mapping")
+        padding = "" if mapped is None or _array(mapped)[place[0]] >= 0 else ", a token of padding"
+        return f"{value} is due for request {request}, position {position}{padding}"
+    request = int(_array(given["token_to_request"])[place[0]])
+    padding = "" if _array(given["is_valid_token"])[place[0]] else ", a token of padding"
     return f"{value} is due for request {request}{padding}"
 
 

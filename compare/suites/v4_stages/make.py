@@ -10,6 +10,7 @@ from compare.generate.pages import held_tokens, lay_out, write_tokens
 from compare.generate.streams import Stream, below, raw, rows_of
 from compare.generate.tokens import GROUPS, TOKEN_WORDS, Tokens, any_tokens
 from compare.generate.v4_batch import WIDTH, V4Batch
+from compare.suites.v4_stages import slot_lists
 from compare.suites.v4_stages.call import Argument, V4StagesInputs
 from compare.suites.v4_stages.case import V4StagesCase
 
@@ -25,8 +26,9 @@ def v4_stages_inputs(case: V4StagesCase) -> V4StagesInputs:
         from compare.suites.v4_stages.recorded import recorded_inputs
 
         return recorded_inputs(RECORDED, case)
-    make = {"combine": _combine, "global_topk": _global_topk, "gather": _gather}[case.stage]
-    return V4StagesInputs(stage=case.stage, arguments=make(case, case.batch()), case=case)
+    return V4StagesInputs(
+        stage=case.stage, arguments=_MAKE[case.stage](case, case.batch()), case=case
+    )
 
 
 def _combine(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
@@ -107,3 +109,13 @@ def _gather(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
         "offset": case.offset,
         "workspace": before.astype(np.float32).astype(ml_dtypes.bfloat16),
     }
+
+
+_MAKE = {
+    "combine": _combine,
+    "global_topk": _global_topk,
+    "gather": _gather,
+    "paged_swa": slot_lists.paged_swa,
+    "c128": slot_lists.c128,
+    "dspark": slot_lists.dspark,
+}

@@ -27,6 +27,9 @@ class TorchV4Stages(TorchDevice, V4Stages):
             "combine": combine_topk_swa_indices,
             "global_topk": global_topk_slots,
             "gather": gather_kv,
+            "paged_swa": _paged_swa,
+            "c128": _c128,
+            "dspark": _dspark,
         }
         return run_stage(functions[stage], stage, arguments, torch_device(self.device))
 
@@ -51,3 +54,28 @@ def run_stage(
     return V4StagesResult(
         arrays={n: convert.to_numpy(a, n) for n, a in zip(STAGES[stage], found, strict=True)}
     )
+
+
+def _paged_swa(
+    *, replay_start: Any, image_left: Any, image_right: Any, **given: Any
+) -> tuple[Any, Any]:
+    from torch_ref.indices import paged_swa_indices
+
+    starts = given["query_start_loc"]
+    tokens = int(starts[-1] - starts[0])
+    left, right = (None if image is None else image[:tokens] for image in (image_left, image_right))
+    replay = None if replay_start is None else replay_start.tolist()
+    return paged_swa_indices(image_left=left, image_right=right, replay_start=replay, **given)
+
+
+def _c128(*, query_start_loc: Any, seq_lens: Any, **given: Any) -> tuple[Any, Any]:
+    from torch_ref.indices import c128_global_slots, token_batch
+
+    batch = token_batch(query_start_loc, seq_lens)
+    return c128_global_slots(batch.position, batch.request.int(), **given)
+
+
+def _dspark(*, num_speculative_tokens: int, **given: Any) -> tuple[Any, Any]:
+    from torch_ref.indices import dspark_indices
+
+    return dspark_indices(num_spec=num_speculative_tokens, **given)

@@ -29,6 +29,9 @@ def arguments_of(words: str) -> dict[str, Any]:
         ("stage=global_topk,seq=300+70,q=3+4,topk=9,pad=2", "e4ecf6c13076d6b1"),
         ("stage=gather,seq=300+70,q=3+4,ratio=128,offset=1,spare=2", "c35daa934122c64a"),
         ("stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=4", "c5ce479d86187fb2"),
+        ("stage=paged_swa,seq=300+70,q=3+4,ratio=1,replay=9,pad=2,spare=1", "7cb8341b92450f39"),
+        ("stage=c128,seq=300+70,q=3+4,start=2,topk=75,pad=1", "83ce34d08ecdce7d"),
+        ("stage=dspark,seq=300+70,q=3+4,ratio=1,pad=1,spare=2", "30431c36fa297b51"),
     ],
 )
 def test_the_bytes_of_a_case_never_change(words: str, digest: str) -> None:
@@ -67,6 +70,34 @@ def test_padding_tokens_of_global_topk_belong_to_no_request() -> None:
     assert made["token_to_request"].tolist() == [0, 0, 1, 0, 0]
     assert made["topk_indices"].shape == (5, 9) and made["topk_indices"].dtype == np.int32
     assert made["page_size"] == 64 and (made["topk_indices"][3:] >= 0).any()
+
+
+def test_padding_of_a_list_of_slots_is_drawn_from_the_batch() -> None:
+    made = arguments_of("stage=paged_swa,seq=300+70,q=3+4,start=5,ratio=1,pad=2,spare=3")
+    mapped = made["slot_mapping"]
+    assert len(mapped) == 10 and mapped.dtype == np.int32
+    assert (mapped[:7] < 0).sum() == 2 and (mapped[7:] == -1).all()
+    assert made["query_start_loc"].tolist() == [5, 8, 12] and made["width"] == 128
+    assert made["image_left"] is None and made["replay_start"] is None
+
+
+def test_a_replay_starts_at_most_where_this_step_does() -> None:
+    made = arguments_of("stage=paged_swa,seq=300+70,q=3+4,ratio=1,replay=100")
+    assert made["replay_start"].tolist() == [100, 66]
+
+
+def test_the_pages_of_a_draft_block_hold_its_whole_window() -> None:
+    # Position 192 is its first, one more than a window that counts the token itself has.
+    made = arguments_of("stage=dspark,seq=325,q=5,ratio=1")
+    assert made["num_speculative_tokens"] == 5 and made["window"] == 128
+    pages = made["block_table"][0, 3:6]
+    assert len(set(pages.tolist())) == 3 and ((pages >= 0) & (pages < 5)).all()
+
+
+def test_all_entries_fit_lists_of_topk_columns() -> None:
+    made = arguments_of("stage=c128,seq=1536+90,q=1+2,ratio=128,topk=12")
+    assert (made["width"], made["page_size"], made["compress_ratio"]) == (12, 2, 128)
+    assert made["block_table"].shape == (2, 7)
 
 
 @pytest.mark.parametrize("kv_format", ["v4-fp8", "bf16"])
@@ -108,6 +139,12 @@ def test_the_workspace_of_a_gather_holds_numbers_of_its_own() -> None:
         ("stage=global_topk,seq=9,q=1,ratio=1", "stage=global_topk is of a compressed cache"),
         ("stage=combine,seq=9,q=10", "v4-stages: request 0 has q=10 tokens of seq=9"),
         ("stage=gathr", "combine | global_topk | gather"),
+        ("stage=c128,seq=300,q=1,ratio=1", "stage=c128 is of a compressed cache; ratio is 2 up"),
+        ("stage=c128,seq=300,q=1,topk=74", "stage=c128 lists 75 entries in topk=74"),
+        ("stage=dspark,seq=9,q=1", "stage=dspark has no compressed cache; write ratio=1"),
+        ("stage=paged_swa,seq=9,q=1,ratio=1,pad=2", "pad=2 of the batch's 1 tokens"),
+        ("stage=combine,seq=9,q=1,replay=1", "replay is for stage=paged_swa, not combine"),
+        ("stage=c128,seq=9,q=1,spare=1", "not c128 (but for paged_swa, dspark too)"),
         ("seq=9,q=1", "stage is missing; accepted: combine | global_topk | gather"),
     ],
 )

@@ -1,0 +1,169 @@
+"""Known faults of single stages, each as what an implementation that has it gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
+from compare.suites.v4_stages.rules import (
+    draft_width,
+    slots_of_positions,
+    stage_arrays,
+    token_places,
+)
+
+Arguments = Mapping[str, Any]
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """sentence: what is wrong. result: what such an implementation makes of a stage's arguments."""
+
+    name: str
+    stages: tuple[str, ...]
+    sentence: str
+    result: Callable[[str, Arguments], Arrays]
+
+
+def fault_of(inputs: V4StagesInputs, found: V4StagesResult) -> Fault | None:
+    """The fault that a wrong result shows: all its arrays are what an implementation with it gives.
+
+    found: of the names, shapes and dtypes that are due, and not what is due.
+    """
+    for fault in FAULTS:
+        if inputs.stage not in fault.stages:
+            continue
+        try:
+            arrays = fault.result(inputs.stage, inputs.arguments)
+        except (ValueError, IndexError):  # such an implementation finds no place here
+            continue
+        if all(_equal(array, found.arrays[name]) for name, array in arrays.items()):
+            return fault
+    return None
+
+
+def _equal(mine: np.ndarray, theirs: np.ndarray) -> bool:
+    return mine.shape == theirs.shape and mine.tobytes() == theirs.tobytes()
+
+
+def _with(**changes: Callable[[Arguments], Any]) -> Callable[[str, Arguments], Arrays]:
+    """The rule itself, of changed arguments."""
+
+    def result(stage: str, given: Arguments) -> Arrays:
+        changed = {name: change(given) for name, change in changes.items()}
+        return stage_arrays(stage, {**given, **changed})
+
+    return result
+
+
+def _none_is_padding(given: Arguments) -> np.ndarray:
+    tokens = int(given["query_start_loc"][-1] - given["query_start_loc"][0])
+    mapped = given["slot_mapping"].copy()
+    mapped[:tokens] = 0
+    return mapped
+
+
+def _causal_block(stage: str, given: Arguments) -> Arrays:
+    request, position = token_places(given)
+    lengths = given["seq_lens"].astype(np.int64)
+    start = np.maximum(lengths - np.diff(given["query_start_loc"]) - given["window"], 0)
+    return slots_of_positions(given, start[request], position + 1, draft_width(given))
+
+
+def _window_of_each_token(stage: str, given: Arguments) -> Arrays:
+    request, position = token_places(given)
+    start = np.maximum(position - given["window"], 0)
+    end = given["seq_lens"].astype(np.int64)[request]
+    return slots_of_positions(given, start, end, draft_width(given))
+
+
+def _padding_cleared(stage: str, given: Arguments) -> Arrays:
+    arrays = stage_arrays(stage, given)
+    arrays["slots"][given["slot_mapping"] < 0] = -1
+    return arrays
+
+
+def _all_counted(stage: str, given: Arguments) -> Arrays:
+    """As an implementation that takes the width for the length."""
+    arrays = stage_arrays(stage, given)
+    counted = arrays["lengths"] > 0
+    arrays["lengths"][counted] = arrays["slots"].shape[1]
+    return arrays
+
+
+_LISTS = ("paged_swa", "c128", "dspark")
+_WINDOWS = ("paged_swa", "dspark")
+
+FAULTS = (
+    Fault(
+        name="window-too-long",
+        stages=_WINDOWS,
+        sentence="each window begins one position too early",
+        result=_with(window=lambda given: given["window"] + 1),
+    ),
+    Fault(
+        name="window-too-short",
+        stages=_WINDOWS,
+        sentence="each window begins one position too late",
+        result=_with(window=lambda given: given["window"] - 1),
+    ),
+    Fault(
+        name="image-ignored",
+        stages=("paged_swa",),
+        sentence="the tokens of an image see what others see, not the whole image",
+        result=_with(image_left=lambda _: None, image_right=lambda _: None),
+    ),
+    Fault(
+        name="replay-ignored",
+        stages=("paged_swa",),
+        sentence="positions before replay_start are listed",
+        result=_with(replay_start=lambda _: None),
+    ),
+    Fault(
+        name="causal-draft",
+        stages=("dspark",),
+        sentence="a token doesn't see those of its draft block that come after it",
+        result=_causal_block,
+    ),
+    Fault(
+        name="window-of-each-token",
+        stages=("dspark",),
+        sentence="the window begins before each token, not before its draft block",
+        result=_window_of_each_token,
+    ),
+    Fault(
+        name="entry-seen-late",
+        stages=("c128",),
+        sentence="a token lists pos // ratio entries, not (pos + 1) // ratio",
+        result=_with(seq_lens=lambda given: given["seq_lens"] - 1),
+    ),
+    Fault(
+        name="padding-cleared",
+        stages=("c128",),
+        sentence="the rows of padding are -1; they are written like any other, their length is 0",
+        result=_padding_cleared,
+    ),
+    Fault(
+        name="padding-listed",
+        stages=_LISTS,
+        sentence="tokens with a negative slot_mapping count as if they were none of padding",
+        result=_with(slot_mapping=_none_is_padding),
+    ),
+    Fault(
+        name="width-for-length",
+        stages=_LISTS,
+        sentence="the lengths are the lists' width",
+        result=_all_counted,
+    ),
+    Fault(
+        name="neighbour-request",
+        stages=_LISTS,
+        sentence="the pages are those of the next request in block_table",
+        result=_with(block_table=lambda given: np.roll(given["block_table"], -1, axis=0)),
+    ),
+)
