@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from compare.generate.blocks import in_blocks
 from compare.generate.streams import Stream, below, raw
 from compare.generate.tokens import PagedCache, Tokens
 from compare.generate.v4_batch import WIDTH, V4Batch
+from compare.generate.wide_tokens import FORMATS, WidePagedCache, WideTokens
 
 SPARE_PAGES = 2
 OUT_OF_RANGE = (1_000_000, -5)
@@ -26,7 +28,7 @@ OUT_OF_RANGE = (1_000_000, -5)
 class Layout:
     """cache: without tokens yet. block_table [n, columns] int32."""
 
-    cache: PagedCache
+    cache: PagedCache | WidePagedCache
     block_table: np.ndarray
 
 
@@ -55,18 +57,21 @@ def lay_out(batch: V4Batch, spans: Sequence[tuple[int, int]], *, compressed: boo
         needed[request, start:stop] = True
     if batch.poison:
         _put_stale_entries(batch, table, needed, order[:-SPARE_PAGES], compressed)
-    cache = PagedCache(batch.format, pages, page, poison=batch.poison)
+    kind = WidePagedCache if batch.format in FORMATS else PagedCache
+    cache = kind(batch.format, pages, page, poison=batch.poison)
     return Layout(cache=cache, block_table=table)
 
 
 def write_tokens(
-    cache: PagedCache,
+    cache: Any,
     pages: np.ndarray,
     first: int,
     end: int,
-    made: Callable[[int, int], Tokens],
+    made: Callable[[int, int], Tokens | WideTokens],
 ) -> None:
-    """Puts a request's tokens [first, end) on its pages; made(low, high) are those of a range."""
+    """Puts a request's tokens [first, end) on its pages; made(low, high) are those of a range, of
+    the kind that the cache holds.
+    """
 
     def fill(low: int, high: int) -> None:
         token = np.arange(first + low, first + high)

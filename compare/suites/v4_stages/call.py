@@ -17,7 +17,7 @@ class V4StagesResult(Result):
     """What one stage of the path gives back, by name.
 
     combine: indices [T, C] int32, lengths [T] int32. global_topk: slots [T, topk] int32, lengths
-    [T] int32. gather: workspace [n, M, 512] bfloat16, whole. paged_swa, c128, dspark: slots
+    [T] int32. gather: workspace [n, M, D] bfloat16, whole. paged_swa, c128, dspark: slots
     [T, width] int32, lengths [T] int32.
     """
 
@@ -38,9 +38,10 @@ class V4StagesInputs(Inputs):
         max_image_tokens.
     global_topk: topk_indices [T, topk] with -1 behind each row's entries,
         token_to_request [T], block_table [n, columns], page_size, is_valid_token bool [T].
-    gather: cache uint8 [pages, page stride] or bfloat16 [pages, P, 512], page_size,
-        kv_format ("v4-fp8" or "bf16"), block_table [n, columns], seq_lens [n], gather_lens [n] or
-        None (the lengths), offset, workspace bfloat16 [n, M, 512]: what stands there before.
+    gather: cache uint8 [pages, page stride] or bfloat16 [pages, P, D], page_size, kv_format
+        ("v4-fp8" or "bf16", of D = 512; "v3.2-fp8" or "bf16-576", of D = 576), block_table
+        [n, columns], seq_lens [n], gather_lens [n] or None (the lengths), offset, workspace
+        bfloat16 [n, M, D]: what stands there before.
     paged_swa, c128, dspark: query_start_loc [n + 1], seq_lens [n], block_table [n, columns],
         page_size, slot_mapping [T], negative for padding. paged_swa, with window and width, and
         dspark, with window and num_speculative_tokens, may have more rows T than the batch has

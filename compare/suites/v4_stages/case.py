@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from compare.generate.v4_batch import IMAGES, Image, V4Batch
+from compare.generate.wide_tokens import FORMATS as WIDE_FORMATS
 from compare.protocol.case import Case, CaseError, case_field, integer, integer_or, integers, word
 
 STAGES = {
@@ -37,9 +38,11 @@ class V4StagesCase(Case):
         (a paged cache's tokens in bfloat16 in the workspace), paged_swa (a token's window as
         slots), c128 (all compressed entries that a token sees as slots, in lists of topk columns)
         or dspark (the window of a draft block that isn't causal, as slots).
+    format: of the pages; gather reads v3.2-fp8 and bf16-576 too, DeepSeek-V3.2's rows of 576, of
+        which there is no compressed cache.
     record: the number of a call whose result is recorded from vLLM, with its inputs; nothing else
         is written then but the stage.
-    seq, q, start, ratio, topk, window, page, format, images, max_image, bound, seed: as in
+    seq, q, start, ratio, topk, window, page, images, max_image, bound, seed: as in
         v4-prefill. All requests are one chunk. gather with ratio=1 is that of the window, with
         another ratio that of the compressed cache.
     pad: tokens of global_topk that belong to no request; of the other lists of slots, tokens of
@@ -60,7 +63,7 @@ class V4StagesCase(Case):
     topk: int = case_field(64, integer(1))
     window: int = case_field(128, integer(1))
     page: int = case_field(64, integer(1))
-    format: str = case_field("v4-fp8", word("v4-fp8", "bf16"))
+    format: str = case_field("v4-fp8", word("v4-fp8", "bf16", *WIDE_FORMATS))
     images: tuple[Image, ...] = case_field((), IMAGES)
     max_image: int = case_field(0, integer(0))
     bound: int = case_field(0, integer(0))
@@ -116,6 +119,8 @@ class V4StagesCase(Case):
                 raise CaseError(f"v4-stages: {key} is for stage={stage}, not {self.stage}{more}")
         if self.stage != "global_topk" and self.pad > sum(self.q):
             raise CaseError(f"v4-stages: pad={self.pad} of the batch's {sum(self.q)} tokens")
+        if self.format in WIDE_FORMATS and (self.stage, self.ratio) != ("gather", 1):
+            raise CaseError(f"v4-stages: format={self.format} is for stage=gather,ratio=1")
         entries = max((0, *self.seq)) // self.ratio
         if self.stage == "c128" and entries > self.topk:
             raise CaseError(f"v4-stages: stage=c128 lists {entries} entries in topk={self.topk}")

@@ -29,14 +29,21 @@ _STAGES = (
     "stage=c128,seq=1536+127+128+129,q=2+1+2+2,ratio=128,topk=12",
     "stage=dspark,seq=300+70+5+128,q=5+4+5+0,start=3,ratio=1,pad=2,spare=3",
     "stage=dspark,seq=160+70+33+129,q=7+3+3+1,ratio=1,window=122,page=32,spare=3",
+    "stage=gather,seq=70+40,q=3+4,ratio=1,window=32,page=32,format=v3.2-fp8,offset=1,spare=2",
+    "stage=gather,seq=70+37,q=1+6,ratio=1,window=33,page=32,format=v3.2-fp8,spare=1",
+    "stage=gather,seq=70+40,q=3+4,ratio=1,window=32,page=32,format=bf16-576,spare=3",
+    "stage=gather,seq=70+37,q=1+6,ratio=1,window=33,page=32,format=bf16-576,offset=1",
 )
 
 
 # What the interpreter takes by default.
 INTERPRETED = (
-    # A page's edge, in both formats; pages of two entries, a first row that isn't 0.
+    # A page's edge, in both formats of V4; pages of two entries, a first row that isn't 0.
     "v4-stages:stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=11",
     "v4-stages:stage=gather,seq=1500+260+100,q=3+2+2,ratio=128,offset=1,seed=13",
+    # Scales that are no powers of two, and rows of 576.
+    "v4-stages:stage=gather,seq=70+40,q=3+4,ratio=1,window=32,page=32,format=v3.2-fp8,offset=1,"
+    "spare=2,seed=22",
 )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
@@ -96,10 +97,55 @@ def _all_counted(stage: str, given: Arguments) -> Arrays:
     return arrays
 
 
+def _with_scales(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[str, Arguments], Arrays]:
+    """The rule of a v3.2-fp8 cache with other scales."""
+
+    def result(stage: str, given: Arguments) -> Arrays:
+        if given["kv_format"] != "v3.2-fp8":
+            raise ValueError("other formats have no scales that aren't powers of two")
+        cache = given["cache"].copy()
+        tokens = cache.reshape(len(cache), given["page_size"], -1)
+        scales = np.ascontiguousarray(tokens[..., 512:528]).view(np.float32)
+        tokens[..., 512:528] = change(scales).view(np.uint8)
+        return stage_arrays(stage, {**given, "cache": cache})
+
+    return result
+
+
+def _rope_left(stage: str, given: Arguments) -> Arrays:
+    arrays = stage_arrays(stage, given)
+    arrays["workspace"][..., -64:] = given["workspace"][..., -64:]
+    return arrays
+
+
 _LISTS = ("paged_swa", "c128", "dspark")
 _WINDOWS = ("paged_swa", "dspark")
 
 FAULTS = (
+    Fault(
+        name="scales-ignored",
+        stages=("gather",),
+        sentence="the codes are not multiplied by their groups' scales",
+        result=_with_scales(np.ones_like),
+    ),
+    Fault(
+        name="scale-in-bfloat16",
+        stages=("gather",),
+        sentence="the scales are rounded to bfloat16 before they are used, as in decode",
+        result=_with_scales(lambda scales: scales.astype(ml_dtypes.bfloat16).astype(np.float32)),
+    ),
+    Fault(
+        name="scale-a-power-of-two",
+        stages=("gather",),
+        sentence="of the scales the exponent alone is used",
+        result=_with_scales(lambda s: (s.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)),
+    ),
+    Fault(
+        name="rope-left",
+        stages=("gather",),
+        sentence="the last 64 columns are not written",
+        result=_rope_left,
+    ),
     Fault(
         name="window-too-long",
         stages=_WINDOWS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from compare.generate import wide_tokens
 from compare.generate.lists import positions, topk_indices
 from compare.generate.pages import held_tokens, lay_out, write_tokens
 from compare.generate.streams import Stream, below, raw, rows_of
@@ -79,25 +80,31 @@ def _global_topk(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
 
 
 def _gather(case: V4StagesCase, batch: V4Batch) -> dict[str, Argument]:
-    """The cache holds every finite code, scales of 2^-37 to 2^13 and any finite bfloat16. In the
-    workspace stand finite numbers, which must stay where nothing is gathered to.
+    """The cache holds every finite code, scales of 2^-37 to 2^13 (of v3.2-fp8 not only powers of
+    two) and any finite bfloat16. In the workspace stand finite numbers, which must stay where
+    nothing is gathered to.
     """
     compressed = batch.ratio > 1
+    wide = batch.format in wide_tokens.FORMATS
+    words, groups, width = (
+        (wide_tokens.TOKEN_WORDS, wide_tokens.GROUPS, wide_tokens.WIDTH)
+        if wide
+        else (TOKEN_WORDS, GROUPS, WIDTH)
+    )
     spans = held_tokens(batch, compressed=compressed)
     layout = lay_out(batch, spans, compressed=compressed)
     rows = np.cumsum((0, *(end for _, end in spans))).tolist()
     for request, (first, end) in enumerate(spans):
 
-        def made(low: int, high: int, row: int = rows[request]) -> Tokens:
-            streams = (Stream.V4_WINDOW, TOKEN_WORDS), (Stream.V4_WINDOW_SCALES, GROUPS)
-            return any_tokens(
-                *(rows_of(batch.seed, s, row + low, row + high, n) for s, n in streams)
-            )
+        def made(low: int, high: int, row: int = rows[request]) -> Tokens | wide_tokens.WideTokens:
+            streams = (Stream.V4_WINDOW, words), (Stream.V4_WINDOW_SCALES, groups)
+            drawn = (rows_of(batch.seed, s, row + low, row + high, n) for s, n in streams)
+            return (wide_tokens.any_wide_tokens if wide else any_tokens)(*drawn)
 
         write_tokens(layout.cache, layout.block_table[request], first, end, made)
     lengths = [end for _, end in spans]
     taken = [end - first for first, end in spans]
-    shape = (len(spans), case.offset + max((0, *taken)) + case.spare, WIDTH)
+    shape = (len(spans), case.offset + max((0, *taken)) + case.spare, width)
     before = below(raw(batch.seed, Stream.V4_WORKSPACE, 0, shape), 17) - 8
     return {
         "cache": layout.cache.array,

@@ -17,6 +17,7 @@ from compare.suites.v4_stages.call import V4StagesInputs
 
 _WIDTH_MULTIPLE = 128
 _DRAFT_WIDTH_MULTIPLE = 64
+_V32_NOPE, _V32_GROUPS, _V32_ROPE, _V32_TOKEN = 512, 4, 528, 656
 _NOPE, _GROUPS, _DATA, _SCALES, _BIAS = 448, 7, 576, 8, 127
 
 
@@ -194,12 +195,14 @@ def _pages(
 
 def _tokens(
     cache: np.ndarray, kv_format: str, P: int, page: np.ndarray, offset: np.ndarray
-) -> Shaped[np.ndarray, "k 512"]:
+) -> Shaped[np.ndarray, "k D"]:
     """v4-fp8: on a page first 576 bytes of each token, 448 codes and 64 bfloat16, then 8 bytes of
     each, 7 scales of 2^(byte - 127) for 64 codes each. Byte 255 is NaN.
     """
-    if kv_format == "bf16":
+    if kv_format in ("bf16", "bf16-576"):
         return cache[page, offset]
+    if kv_format == "v3.2-fp8":
+        return _v32_tokens(cache, page, offset)
     data = cache[page[:, None], offset[:, None] * _DATA + np.arange(_DATA)]
     scales = cache[page[:, None], P * _DATA + offset[:, None] * _SCALES + np.arange(_GROUPS)]
     codes = data[:, :_NOPE].view(ml_dtypes.float8_e4m3fn).astype(np.float64)
@@ -209,6 +212,21 @@ def _tokens(
         values = (codes * np.repeat(factors, _NOPE // _GROUPS, axis=1)).astype(np.float32)
     rope = np.ascontiguousarray(data[:, _NOPE:]).view(ml_dtypes.bfloat16)
     return np.concatenate([values.astype(ml_dtypes.bfloat16), rope], axis=1)
+
+
+def _v32_tokens(
+    cache: np.ndarray, page: np.ndarray, offset: np.ndarray
+) -> Shaped[np.ndarray, "k 576"]:
+    """656 bytes a token: 512 codes, 4 float32 scales of 128 codes each, 64 bfloat16."""
+    data = cache[page[:, None], offset[:, None] * _V32_TOKEN + np.arange(_V32_TOKEN)]
+    scales = np.ascontiguousarray(data[:, _V32_NOPE:_V32_ROPE]).view(np.float32)
+    codes = data[:, :_V32_NOPE].view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    # The float32 product, which is that of float64 rounded once, is rounded to bfloat16.
+    with np.errstate(over="ignore"):
+        products = codes * np.repeat(scales.astype(np.float64), _V32_NOPE // _V32_GROUPS, axis=1)
+        values = products.astype(np.float32).astype(ml_dtypes.bfloat16)
+    rope = np.ascontiguousarray(data[:, _V32_ROPE:]).view(ml_dtypes.bfloat16)
+    return np.concatenate([values, rope], axis=1)
 
 
 _RULES = {

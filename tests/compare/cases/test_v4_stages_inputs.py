@@ -29,6 +29,8 @@ def arguments_of(words: str) -> dict[str, Any]:
         ("stage=global_topk,seq=300+70,q=3+4,topk=9,pad=2", "e4ecf6c13076d6b1"),
         ("stage=gather,seq=300+70,q=3+4,ratio=128,offset=1,spare=2", "c35daa934122c64a"),
         ("stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=4", "c5ce479d86187fb2"),
+        ("stage=gather,seq=70,q=4,ratio=1,page=32,format=v3.2-fp8,seed=4", "8cf301d5a10a15da"),
+        ("stage=gather,seq=70,q=4,ratio=1,page=32,format=bf16-576,seed=4", "ec7d40fe521f47a7"),
         ("stage=paged_swa,seq=300+70,q=3+4,ratio=1,replay=9,pad=2,spare=1", "7cb8341b92450f39"),
         ("stage=c128,seq=300+70,q=3+4,start=2,topk=75,pad=1", "83ce34d08ecdce7d"),
         ("stage=dspark,seq=300+70,q=3+4,ratio=1,pad=1,spare=2", "30431c36fa297b51"),
@@ -100,6 +102,24 @@ def test_all_entries_fit_lists_of_topk_columns() -> None:
     assert made["block_table"].shape == (2, 7)
 
 
+def test_scales_of_v32_pages_are_powers_of_two_and_others() -> None:
+    made = arguments_of("stage=gather,seq=300,q=200,ratio=1,window=101,format=v3.2-fp8")
+    assert made["cache"].shape[1] == 64 * 656 and made["workspace"].shape == (1, 300, 576)
+    position = np.arange(300)
+    pages = made["block_table"][0, position // 64]
+    tokens = made["cache"].reshape(-1, 64, 656)[pages, position % 64]
+    assert set(np.unique(tokens[:, :512])) == set(range(256)) - {0x7F, 0xFF}
+    scales = np.ascontiguousarray(tokens[:, 512:528]).view(np.float32)
+    mantissa, exponent = np.frexp(scales)
+    assert (exponent.min(), exponent.max()) == (-36, 13)
+    assert 0.4 < (mantissa == 0.5).mean() < 0.6
+    wide = arguments_of("stage=gather,seq=300,q=200,ratio=1,window=101,format=bf16-576")
+    read = wide["cache"][pages, position % 64]
+    assert wide["cache"].shape[1:] == (64, 576) and np.isfinite(read.astype(np.float32)).all()
+    rope = np.ascontiguousarray(tokens[:, 528:]).view(ml_dtypes.bfloat16)
+    assert read[:, 512:].tobytes() == rope.tobytes()
+
+
 @pytest.mark.parametrize("kv_format", ["v4-fp8", "bf16"])
 def test_gathered_numbers_are_all_kinds_of_finite_ones(kv_format: str) -> None:
     words = f"stage=gather,seq=900,q=500,ratio=1,format={kv_format},offset=3,spare=2"
@@ -145,6 +165,7 @@ def test_the_workspace_of_a_gather_holds_numbers_of_its_own() -> None:
         ("stage=paged_swa,seq=9,q=1,ratio=1,pad=2", "pad=2 of the batch's 1 tokens"),
         ("stage=combine,seq=9,q=1,replay=1", "replay is for stage=paged_swa, not combine"),
         ("stage=c128,seq=9,q=1,spare=1", "not c128 (but for paged_swa, dspark too)"),
+        ("stage=gather,seq=9,q=1,format=bf16-576", "format=bf16-576 is for stage=gather,ratio=1"),
         ("seq=9,q=1", "stage is missing; accepted: combine | global_topk | gather"),
     ],
 )

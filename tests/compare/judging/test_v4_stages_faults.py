@@ -26,8 +26,8 @@ PAGED = (
 UNREPLAYED = "v4-stages:stage=paged_swa,seq=300+299+298,q=9+8+7,ratio=1,window=98,spare=2,seed=8504"
 C128 = "v4-stages:stage=c128,seq=1536+258+128+256,q=2+3+2+2,ratio=128,topk=12,pad=4,seed=8502"
 DSPARK = "v4-stages:stage=dspark,seq=300+290+5,q=5+4+5,ratio=1,window=100,pad=2,spare=3,seed=8503"
-
-Change = Callable[[dict[str, Any]], dict[str, Any]]
+V32 = "v4-stages:stage=gather,seq=70+40,q=3+4,ratio=1,window=32,page=32,format=v3.2-fp8,seed=8505"
+WIDE = V32.replace("v3.2-fp8", "bf16-576")
 
 
 def inputs_of(case: str) -> V4StagesInputs:
@@ -104,6 +104,34 @@ def window_of_each_token(inputs: V4StagesInputs) -> dict[str, np.ndarray]:
     )
 
 
+def cache_with_scales(
+    change: Callable[[np.ndarray], np.ndarray],
+) -> Callable[[V4StagesInputs], dict[str, np.ndarray]]:
+    """What torch_ref reads of a v3.2-fp8 cache whose scales are changed, token by token."""
+
+    def wrong(inputs: V4StagesInputs) -> dict[str, np.ndarray]:
+        cache = inputs.arguments["cache"].copy()
+        for page in cache:
+            for first in range(512, len(page), 656):
+                page[first : first + 16] = change(page[first : first + 16].view("<f4")).view("u1")
+        return by_torch(inputs, cache=cache)
+
+    return wrong
+
+
+def without_rope(inputs: V4StagesInputs) -> dict[str, np.ndarray]:
+    found = by_torch(inputs)
+    D = found["workspace"].shape[2]
+    found["workspace"][:, :, D - 64 :] = inputs.arguments["workspace"][:, :, D - 64 :]
+    return found
+
+
+def rounded_to_bfloat16(scales: np.ndarray) -> np.ndarray:
+    bits = scales.view(np.uint32).astype(np.uint64)
+    bits += 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))
+    return (bits & np.uint64(0xFFFF0000)).astype(np.uint32).view(np.float32)
+
+
 neighbour = argument("block_table", lambda table: np.roll(table, -1, axis=0))
 WRONG = (
     (UNREPLAYED, "window-too-short", argument("window", lambda window: window - 1)),
@@ -124,10 +152,15 @@ WRONG = (
     (DSPARK, "padding-listed", nobody_is_padding),
     (DSPARK, "width-for-length", lengths_of_the_width),
     (DSPARK.replace("290+5", "299+297"), "neighbour-request", neighbour),
+    (V32, "scales-ignored", cache_with_scales(np.ones_like)),
+    (V32, "scale-in-bfloat16", cache_with_scales(rounded_to_bfloat16)),
+    (V32, "scale-a-power-of-two", cache_with_scales(lambda s: np.exp2(np.floor(np.log2(s))))),
+    (V32, "rope-left", without_rope),
+    (WIDE, "rope-left", without_rope),
 )
 
 
-@pytest.mark.parametrize("case", [PAGED, C128, DSPARK])
+@pytest.mark.parametrize("case", [PAGED, C128, DSPARK, V32, WIDE])
 def test_the_reference_has_no_fault(case: str) -> None:
     inputs = inputs_of(case)
     verdict = judge(inputs, TorchV4Stages("torch").run(inputs))

@@ -130,6 +130,31 @@ def test_the_rules_read_every_code_under_every_scale():
         assert np.array_equal(row[448:], rope)
 
 
+def test_the_rules_read_a_float32_scale_as_it_is():
+    # Two tokens on a page: 512 codes, 4 scales, 64 bfloat16 each. Of 448 * 3 the float32 is exact.
+    page = np.zeros((1, 2, 656), np.uint8)
+    page[0, 1, :512] = np.array([0x7E, 0x39, 0xB8, 0x01], np.uint8).repeat(128)  # 448, 1.125, -1
+    page[0, 1, 512:528] = np.array([3, 1.0078125 + 2**-20, 0.1, 2], np.float32).view(np.uint8)
+    page[0, 1, 528:] = np.arange(64).astype(ml_dtypes.bfloat16).view(np.uint8)
+    inputs = V4StagesInputs(
+        stage="gather",
+        arguments={
+            "cache": page.reshape(1, -1),
+            "page_size": 2,
+            "kv_format": "v3.2-fp8",
+            "block_table": np.zeros((1, 1), np.int32),
+            "seq_lens": np.full(1, 2, np.int32),
+            "gather_lens": np.ones(1, np.int32),
+            "offset": 0,
+            "workspace": np.zeros((1, 1, 576), ml_dtypes.bfloat16),
+        },
+    )
+    row = due_arrays(inputs)["workspace"][0, 0].astype(np.float64)
+    # 1.125 * 1.0078125 = 1.1337890625, next to 1.1328125 in bfloat16; 0.1 is 0.10009765625.
+    assert row[0:512:128].tolist() == [1344.0, 1.1328125, -0.10009765625, 2.0**-8]
+    assert row[512:].tolist() == list(range(64))
+
+
 def test_one_wrong_index_is_named_with_its_place_and_both_values():
     inputs = inputs_of(COMBINE)
     due = int(right_arrays(inputs)["indices"][5, 12])

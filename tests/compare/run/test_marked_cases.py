@@ -86,6 +86,6 @@ def test_of_the_v4_path_what_the_kernels_tell_apart_is_among_them() -> None:
     assert any(case.slots > 128 for case in fused) and all(case.ratio > 1 for case in fused)
     assert any(0 in case.q for case in batches("pallas-interpret"))
     gathers = [case for case in marked("v4-stages") if isinstance(case, V4StagesCase)]
-    assert {case.format for case in gathers} == {"bf16", "v4-fp8"}
+    assert {case.format for case in gathers} == {"bf16", "v4-fp8", "v3.2-fp8"}
     assert any(case.offset for case in gathers)
     assert {case.ratio > 1 for case in gathers} == {False, True}
