@@ -50,6 +50,8 @@ class Stream(enum.IntEnum):
     V4_SINK = 27
     V4_WORKSPACE = 28
     V4_PADDING = 29
+    V4_VALUES = 30
+    V4_VALUE_KINDS = 31
 
 
 def raw(seed: int, stream: Stream, start: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -75,9 +75,9 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
     [T, H] float32 or None, lse [T, H] float32), or an object with these and, where it runs chunk by
     chunk, plan (chunks as of prefill-plan) and stages (for each chunk workspace, indices and
     lengths): with those a fault has its stage named.
-    v4-stages: stage (combine, global_topk, gather, paged_swa, c128 or dspark) and that stage's
-    arguments, see V4StagesInputs; it gives back (indices, lengths), (slots, lengths) or the
-    workspace.
+    v4-stages: stage (combine, global_topk, gather, paged_swa, c128, dspark or quantise) and that
+    stage's arguments, see V4StagesInputs; it gives back (indices, lengths), (slots, lengths), the
+    workspace or the cache.
     decode-plan: query_start_loc and total_lens (tuples of int), max_query_len, causal, num_rows,
     and dcp_rank, dcp_world and interleave if it names them; it gives back (ragged, request, bound,
     padding) and, if it counts them itself, local_counts.

@@ -18,7 +18,7 @@ class V4StagesResult(Result):
 
     combine: indices [T, C] int32, lengths [T] int32. global_topk: slots [T, topk] int32, lengths
     [T] int32. gather: workspace [n, M, D] bfloat16, whole. paged_swa, c128, dspark: slots
-    [T, width] int32, lengths [T] int32.
+    [T, width] int32, lengths [T] int32. quantise: cache, whole, as it was given.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -47,6 +47,8 @@ class V4StagesInputs(Inputs):
         dspark, with window and num_speculative_tokens, may have more rows T than the batch has
         tokens, all of padding; c128, with width and compress_ratio, hasn't. paged_swa: also
         image_left, image_right [T] or None, as in combine, and replay_start [n] or None (0).
+    quantise: cache, page_size, kv_format as of gather, values float32 [T, D], slot_mapping [T], -1
+        for a row that is skipped.
     """
 
     stage: str

@@ -16,16 +16,17 @@ STAGES = {
     "paged_swa": ("slots", "lengths"),
     "c128": ("slots", "lengths"),
     "dspark": ("slots", "lengths"),
+    "quantise": ("cache",),
 }
 """By stage: the names of what it gives back."""
 
 _KEYS_OF_STAGES = {
-    "pad": ("global_topk", "paged_swa", "c128", "dspark"),
+    "pad": ("global_topk", "paged_swa", "c128", "dspark", "quantise"),
     "offset": ("gather",),
     "spare": ("gather", "paged_swa", "dspark"),
     "replay": ("paged_swa",),
 }
-_WITHOUT_COMPRESSED = ("paged_swa", "dspark")
+_WITHOUT_COMPRESSED = ("paged_swa", "dspark", "quantise")
 _COMPRESSED = ("global_topk", "c128")
 
 
@@ -36,20 +37,21 @@ class V4StagesCase(Case):
     stage: combine (a token's compressed entries and window as rows of its chunk's workspace),
         global_topk (a decode token's compressed entries as slots of the paged cache), gather
         (a paged cache's tokens in bfloat16 in the workspace), paged_swa (a token's window as
-        slots), c128 (all compressed entries that a token sees as slots, in lists of topk columns)
-        or dspark (the window of a draft block that isn't causal, as slots).
-    format: of the pages; gather reads v3.2-fp8 and bf16-576 too, DeepSeek-V3.2's rows of 576, of
-        which there is no compressed cache.
+        slots), c128 (all compressed entries that a token sees as slots, in lists of topk columns),
+        dspark (the window of a draft block that isn't causal, as slots) or quantise (this step's
+        tokens, written to the paged cache).
+    format: of the pages; gather and quantise take v3.2-fp8 and bf16-576 too, DeepSeek-V3.2's rows
+        of 576, of which there is no compressed cache.
     record: the number of a call whose result is recorded from vLLM, with its inputs; nothing else
         is written then but the stage.
     seq, q, start, ratio, topk, window, page, images, max_image, bound, seed: as in
         v4-prefill. All requests are one chunk. gather with ratio=1 is that of the window, with
         another ratio that of the compressed cache.
-    pad: tokens of global_topk that belong to no request; of the other lists of slots, tokens of
-        the batch that are padding. offset: the workspace row that a gather begins at. spare:
-        workspace rows behind the last one that is needed; of paged_swa and dspark, rows behind the
-        batch's tokens. replay: the first position of each request that paged_swa may list, at
-        most the first of this step's.
+    pad: tokens of global_topk that belong to no request; of the other lists of slots and of
+        quantise, tokens of the batch that are padding. offset: the workspace row that a gather
+        begins at. spare: workspace rows behind the last one that is needed; of paged_swa and
+        dspark, rows behind the batch's tokens. replay: the first position of each request that
+        paged_swa may list, at most the first of this step's.
     """
 
     suite: ClassVar[str] = "v4-stages"
@@ -119,8 +121,11 @@ class V4StagesCase(Case):
                 raise CaseError(f"v4-stages: {key} is for stage={stage}, not {self.stage}{more}")
         if self.stage != "global_topk" and self.pad > sum(self.q):
             raise CaseError(f"v4-stages: pad={self.pad} of the batch's {sum(self.q)} tokens")
-        if self.format in WIDE_FORMATS and (self.stage, self.ratio) != ("gather", 1):
-            raise CaseError(f"v4-stages: format={self.format} is for stage=gather,ratio=1")
+        stored = self.stage in ("gather", "quantise") and self.ratio == 1
+        if self.format in WIDE_FORMATS and not stored:
+            raise CaseError(
+                f"v4-stages: format={self.format} is for stage=gather,ratio=1 or quantise"
+            )
         entries = max((0, *self.seq)) // self.ratio
         if self.stage == "c128" and entries > self.topk:
             raise CaseError(f"v4-stages: stage=c128 lists {entries} entries in topk={self.topk}")

@@ -33,6 +33,8 @@ _STAGES = (
     "stage=gather,seq=70+37,q=1+6,ratio=1,window=33,page=32,format=v3.2-fp8,spare=1",
     "stage=gather,seq=70+40,q=3+4,ratio=1,window=32,page=32,format=bf16-576,spare=3",
     "stage=gather,seq=70+37,q=1+6,ratio=1,window=33,page=32,format=bf16-576,offset=1",
+    "stage=quantise,seq=70+40,q=30+12,ratio=1,page=32,pad=3",
+    "stage=quantise,seq=70+40,q=30+12,ratio=1,page=32,format=v3.2-fp8,pad=3",
 )
 
 

@@ -29,7 +29,7 @@ class VllmStages(V4Stages):
         from torch_ref.cuda import vllm_stages
 
         if case.stage not in ("combine", "global_topk", "gather"):
-            return f"stage={case.stage}: vLLM has no function of it that can be called alone"
+            return f"stage={case.stage}: only vLLM's combine, global_topk and gather can be called"
         stage: Any = case.stage
         return vllm_stages.unsupported_reason(stage, kv_format=case.format)
 

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from compare.suites.v4_stages import quantise
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.rules import (
     draft_width,
@@ -118,6 +119,27 @@ def _rope_left(stage: str, given: Arguments) -> Arrays:
     return arrays
 
 
+def _written(**changes: Any) -> Callable[[str, Arguments], Arrays]:
+    return lambda stage, given: {"cache": quantise.written_cache(given, **changes)}
+
+
+def _padding_left(stage: str, given: Arguments) -> Arrays:
+    if given["kv_format"] != "v4-fp8":
+        raise ValueError("other formats have no byte of padding")
+    arrays, P = stage_arrays(stage, given), given["page_size"]
+    arrays["cache"][:, P * 576 + 7 : P * 584 : 8] = given["cache"][:, P * 576 + 7 : P * 584 : 8]
+    return arrays
+
+
+def _skipped_to_the_last_slot(given: Arguments) -> np.ndarray:
+    last = len(given["cache"]) * given["page_size"] - 1
+    return np.where(given["slot_mapping"] < 0, last, given["slot_mapping"])
+
+
+def _values_in_bfloat16(given: Arguments) -> np.ndarray:
+    return given["values"].astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
 _LISTS = ("paged_swa", "c128", "dspark")
 _WINDOWS = ("paged_swa", "dspark")
 
@@ -145,6 +167,36 @@ FAULTS = (
         stages=("gather",),
         sentence="the last 64 columns are not written",
         result=_rope_left,
+    ),
+    Fault(
+        name="exponent-rounded-down",
+        stages=("quantise",),
+        sentence="e is floor(log2(amax / 448)), so that the largest values are clamped",
+        result=_written(lowered=True),
+    ),
+    Fault(
+        name="floor-missing",
+        stages=("quantise",),
+        sentence="amax has no floor",
+        result=_written(floor=1e-300),
+    ),
+    Fault(
+        name="padding-byte-left",
+        stages=("quantise",),
+        sentence="the byte of padding behind a token's scales is not written 0",
+        result=_padding_left,
+    ),
+    Fault(
+        name="skipped-token-written",
+        stages=("quantise",),
+        sentence="a token with a slot of -1 is written to the cache's last slot",
+        result=_with(slot_mapping=_skipped_to_the_last_slot),
+    ),
+    Fault(
+        name="rounded-twice",
+        stages=("quantise",),
+        sentence="the values are rounded to bfloat16 before they are quantised",
+        result=_with(values=_values_in_bfloat16),
     ),
     Fault(
         name="window-too-long",

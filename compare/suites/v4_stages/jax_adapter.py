@@ -44,7 +44,7 @@ class JaxV4Stages(JaxBackend, V4Stages):
 
     def stage(self, stage: str, arguments: dict[str, Any]) -> V4StagesResult:
         jax = import_jax()
-        from jax_impl.kv_cache import PagedKV, gather_kv
+        from jax_impl.kv_cache import PagedKV, gather_kv, insert_kv
         from jax_impl.prefill import indices as lists
 
         functions: dict[str, Callable[..., Any]] = {
@@ -60,6 +60,11 @@ class JaxV4Stages(JaxBackend, V4Stages):
             if stage == "gather":
                 paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
                 found = {"workspace": gather_kv(paged, **given, backend=self.name)}
+            elif stage == "quantise":
+                paged = PagedKV(given.pop("cache"), given.pop("page_size"), given.pop("kv_format"))
+                # torch_ref and engines write powers of two alone.
+                rule = "power-of-two" if paged.kv_format.endswith("fp8") else None
+                found = {"cache": insert_kv(paged, **given, scale_rule=rule).cache}
             else:
                 found = dict(zip(STAGES[stage], functions[stage](**given), strict=True))
             return V4StagesResult(arrays={name: np.asarray(a) for name, a in found.items()})

@@ -7,11 +7,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from jaxtyping import Bool
 
 from compare.judging.tolerance import check_profile
 from compare.protocol.verdict import Diagnosis, Status, Verdict, Worst
+from compare.suites.v4_stages import quantise
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.faults import fault_of
 from compare.suites.v4_stages.rules import right_arrays, gathered_places, token_places
@@ -59,6 +61,8 @@ def judge(
 def _judge(inputs: V4StagesInputs, due: dict[str, np.ndarray], result: V4StagesResult) -> Verdict:
     if fault := _form(due, result):
         return fault
+    if inputs.stage == "quantise":
+        due = quantise.accepted(inputs.arguments, result.arrays["cache"])
     reasons, diagnosis, worst = [], [], []
     for name, expected in due.items():
         got = result.arrays[name]
@@ -124,6 +128,8 @@ def _differences(
     got: np.ndarray, expected: np.ndarray, written: Bool[np.ndarray, "n M"] | None
 ) -> Bool[np.ndarray, "..."]:
     if written is None:
+        if got.dtype == ml_dtypes.bfloat16:
+            return got.view(np.uint16) != expected.view(np.uint16)
         return got != expected
     bits = [np.ascontiguousarray(array).view(np.uint16) for array in (got, expected)]
     both_nan = np.logical_and(*((b & 0x7FFF) > 0x7F80 for b in bits))
@@ -142,6 +148,13 @@ def _expected(
         if not len(at):
             return f"{value} stood there and must stay, nothing is gathered to this row"
         return f"{value} is due, of token {position[at[0]]} of request {request}"
+    if inputs.stage == "quantise":
+        token = _written_token(inputs, place, expected)
+        return (
+            f"{value} stood there and must stay"
+            if token < 0
+            else (f"{value} is due, of token {token}")
+        )
     if inputs.stage != "global_topk":
         places = token_places(given)
         if place[0] >= len(places[0]):
@@ -180,6 +193,9 @@ def _known(
         places, positions = gathered_places(inputs.arguments, request)
         position = positions[np.flatnonzero(places == row)[0]]
         return "wrong-rows", f"; the row holds token {position} of request {request}"
+    if inputs.stage == "quantise":
+        there = _written_token(inputs, place, expected) >= 0
+        return "wrong-bytes" if there else "touched-bytes", ""
     apart = np.unique((got.astype(np.int64) - expected)[wrong])
     if len(apart) != 1:
         return f"wrong-{name}", ""
@@ -191,6 +207,12 @@ def _known(
         if inputs.stage == "combine" and inputs.arguments[argument] == abs(by)
     ]
     return f"wrong-{name}", f"; each that differs is {abs(by)}{''.join(which)} too {size}"
+
+
+def _written_token(inputs: V4StagesInputs, place: tuple[int, ...], cache: np.ndarray) -> int:
+    """The token that is written at a place of a cache, or -1."""
+    marks = quantise.token_of_each_byte(inputs.arguments).reshape(*cache.shape, cache.itemsize)
+    return int(marks[(*place, 0)])
 
 
 def _same(mine: np.ndarray, theirs: np.ndarray) -> Bool[np.ndarray, " D"]:

@@ -11,7 +11,7 @@ from compare.generate.pages import held_tokens, lay_out, write_tokens
 from compare.generate.streams import Stream, below, raw, rows_of
 from compare.generate.tokens import GROUPS, TOKEN_WORDS, Tokens, any_tokens
 from compare.generate.v4_batch import WIDTH, V4Batch
-from compare.suites.v4_stages import slot_lists
+from compare.suites.v4_stages import quantise, slot_lists
 from compare.suites.v4_stages.call import Argument, V4StagesInputs
 from compare.suites.v4_stages.case import V4StagesCase
 
@@ -125,4 +125,5 @@ _MAKE = {
     "paged_swa": slot_lists.paged_swa,
     "c128": slot_lists.c128,
     "dspark": slot_lists.dspark,
+    "quantise": quantise.arguments,
 }

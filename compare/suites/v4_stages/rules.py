@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Int64, Shaped
 
+from compare.suites.v4_stages import quantise
 from compare.suites.v4_stages.call import V4StagesInputs
 
 _WIDTH_MULTIPLE = 128
@@ -236,4 +237,5 @@ _RULES = {
     "paged_swa": _paged_swa,
     "c128": _c128,
     "dspark": _dspark,
+    "quantise": quantise.due,
 }

@@ -30,6 +30,7 @@ class TorchV4Stages(TorchDevice, V4Stages):
             "paged_swa": _paged_swa,
             "c128": _c128,
             "dspark": _dspark,
+            "quantise": _quantise,
         }
         return run_stage(functions[stage], stage, arguments, torch_device(self.device))
 
@@ -79,3 +80,9 @@ def _dspark(*, num_speculative_tokens: int, **given: Any) -> tuple[Any, Any]:
     from torch_ref.indices import dspark_indices
 
     return dspark_indices(num_spec=num_speculative_tokens, **given)
+
+
+def _quantise(*, cache: Any, page_size: int, kv_format: str, **given: Any) -> tuple[Any]:
+    from torch_ref.kv_cache import PagedKV, insert_kv
+
+    return (insert_kv(PagedKV(cache, page_size, kv_format), **given).cache,)

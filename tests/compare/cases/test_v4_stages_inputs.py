@@ -31,6 +31,8 @@ def arguments_of(words: str) -> dict[str, Any]:
         ("stage=gather,seq=300+70,q=3+4,ratio=1,page=32,format=bf16,seed=4", "c5ce479d86187fb2"),
         ("stage=gather,seq=70,q=4,ratio=1,page=32,format=v3.2-fp8,seed=4", "8cf301d5a10a15da"),
         ("stage=gather,seq=70,q=4,ratio=1,page=32,format=bf16-576,seed=4", "ec7d40fe521f47a7"),
+        ("stage=quantise,seq=70,q=4,ratio=1,page=32,pad=1", "fd28b6a9feba80cc"),
+        ("stage=quantise,seq=70,q=4,ratio=1,page=32,format=v3.2-fp8", "ac7e15911ca9c06b"),
         ("stage=paged_swa,seq=300+70,q=3+4,ratio=1,replay=9,pad=2,spare=1", "7cb8341b92450f39"),
         ("stage=c128,seq=300+70,q=3+4,start=2,topk=75,pad=1", "83ce34d08ecdce7d"),
         ("stage=dspark,seq=300+70,q=3+4,ratio=1,pad=1,spare=2", "30431c36fa297b51"),
@@ -100,6 +102,19 @@ def test_all_entries_fit_lists_of_topk_columns() -> None:
     made = arguments_of("stage=c128,seq=1536+90,q=1+2,ratio=128,topk=12")
     assert (made["width"], made["page_size"], made["compress_ratio"]) == (12, 2, 128)
     assert made["block_table"].shape == (2, 7)
+
+
+def test_values_to_quantise_are_of_all_kinds() -> None:
+    made = arguments_of("stage=quantise,seq=300+70,q=290+60,ratio=1,pad=4,page=32")
+    values, slots = made["values"], made["slot_mapping"]
+    assert values.dtype == np.float32 and values.shape == (350, 512)
+    assert (slots < 0).sum() == 4 and len(np.unique(slots[slots >= 0])) == 346
+    amax = np.abs(values.astype(np.float64).reshape(350, 8, 64)).max(axis=-1)[:, :7]
+    assert (amax == 0).any() and ((amax > 0) & (amax < 1e-4)).any() and amax.max() > 100
+    mantissa, _ = np.frexp(amax / 448)
+    assert 0.05 < (mantissa == 0.5).mean() < 0.2
+    wide = arguments_of("stage=quantise,seq=9,q=3,ratio=1,format=v3.2-fp8")
+    assert wide["values"].shape == (3, 576)
 
 
 def test_scales_of_v32_pages_are_powers_of_two_and_others() -> None:

@@ -155,6 +155,36 @@ def test_the_rules_read_a_float32_scale_as_it_is():
     assert row[512:].tolist() == list(range(64))
 
 
+def test_the_rules_write_known_bytes():
+    # Groups of 448, of 449 (twice the scale), of nothing and of numbers below the floor.
+    values = np.zeros((2, 512), np.float32)
+    values[1, 0], values[1, 1] = 448.0, -30.5
+    values[1, 64], values[1, 65] = 449.0, 17.0
+    values[1, 192] = 2.0**-20
+    values[1, 448:451] = 1.00390625, 1.01171875, -3.0
+    inputs = V4StagesInputs(
+        stage="quantise",
+        arguments={
+            "cache": np.full((2, 1728), 0xA5, np.uint8),
+            "page_size": 2,
+            "kv_format": "v4-fp8",
+            "values": values,
+            "slot_mapping": np.array([-1, 3], np.int32),
+        },
+    )
+    cache = due_arrays(inputs)["cache"]
+    assert (cache[0] == 0xA5).all() and (cache[1, :576] == 0xA5).all()
+    token = cache[1, 576:1152]
+    # e4m3: 448 is 0x7E; -30.5 is next to -30; 449 / 2 is 224; 17 / 2 is a tie, to 8.
+    assert token[[0, 1, 64, 65, 128]].tolist() == [0x7E, 0xDF, 0x76, 0x50, 0]
+    # 2^-20 over 2^-22 is 4.
+    assert token[192] == 0x48 and cache[1, 1160:1168].tolist() == [127, 128, *[105] * 5, 0]
+    # Halves to even in bfloat16 as well: 1.0 and 1.015625.
+    rope = token[448:454].view(ml_dtypes.bfloat16).astype(np.float64)
+    assert rope.tolist() == [1.0, 1.015625, -3.0]
+    assert (cache[1, 1152:1160] == 0xA5).all() and (cache[1, 1168:] == 0xA5).all()
+
+
 def test_one_wrong_index_is_named_with_its_place_and_both_values():
     inputs = inputs_of(COMBINE)
     due = int(right_arrays(inputs)["indices"][5, 12])
