@@ -22,3 +22,12 @@ def local_length(total: int, rank: int, world: int, interleave: int) -> int:
     """
     stripes, rest = divmod(max(total, 0), interleave * world)
     return stripes * interleave + min(max(rest - rank * interleave, 0), interleave)
+
+
+def local_positions(positions: np.ndarray, rank: int, world: int, interleave: int) -> np.ndarray:
+    """int64: the place of each global position among the keys of a rank; -1 where another rank
+    holds it, or where there is none (a negative one).
+    """
+    run, offset = np.divmod(positions.astype(np.int64), interleave)
+    held = (positions >= 0) & (run % world == rank)
+    return np.where(held, run // world * interleave + offset, -1)
