@@ -37,6 +37,8 @@ logarithm and its base, 2 for parts), ranks merged 2 more.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -52,10 +54,41 @@ from compare.judging.tolerance import (
     ulp,
 )
 
+if TYPE_CHECKING:
+    from torch_ref import DecodeOracleResult
+
 PART_ROUNDING = 2.0**-8
 MERGE_ULPS = 2.0
 EXACT_MERGED_LSE_ULPS = 4.0
 EXACT_LARGEST_VALUE = 8.0
+
+_SAME = 1e-9
+"""How far the ranks' oracles merged may be from that of all keys, relatively."""
+
+
+def mass_of_ranks(
+    parts: Sequence[DecodeOracleResult],
+    out: Float64[Tensor, "n H 512"],
+    lse: Float64[Tensor, "n H"],
+) -> Float64[Tensor, "n H 512"]:
+    """M, of the ranks' own oracles. out, lse: those of the one call over all keys, an empty row's
+    lse -inf; ValueError where the ranks together aren't that call.
+    """
+    import torch_ref
+
+    merged = torch_ref.merge_oracle(parts)
+    for name, got, right in (("out", merged.out, out), ("lse", merged.lse, lse)):
+        size = right.abs().nan_to_num(0.0, 0.0, 0.0).max() if right.numel() else 0.0
+        if not torch.allclose(got, right, rtol=_SAME, atol=_SAME * float(size), equal_nan=True):
+            raise ValueError(
+                f"shards: {name} of all ranks merged isn't that of the one call over all keys; "
+                "accepted are shards that hold each of its keys once"
+            )
+    mass = torch.zeros_like(out)
+    for part in parts:
+        weight = torch.where(part.lse == -torch.inf, 0.0, torch.exp(part.lse - lse))
+        mass += weight[..., None] * part.out.abs()
+    return mass
 
 
 def merged_bounds(
