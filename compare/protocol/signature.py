@@ -81,7 +81,8 @@ class Signature[I: Inputs, R: Result]:
     """A suite has one, or one of a subclass where its calls need more than what is declared.
     Arguments are the fields of inputs_type but `case`, and have its defaults.
 
-    telling: the argument that no other suite has; a function that names it is for this suite.
+    telling: a function that names this argument is for this suite, unless it names that of another
+    suite whose functions are given this one too.
     tensors: the arguments that are arrays. numbers: those that must be real numbers.
     apart: fields that a caller's mapping can't have. withheld: arguments that functions aren't
     given. optional: arguments that a function may lack, and what it then isn't for ("": nothing).
@@ -116,9 +117,14 @@ class Signature[I: Inputs, R: Result]:
             if field.name not in ("case", *self.apart)
         }
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The arguments that a function is given."""
+        return tuple(name for name in self.fields() if name not in self.withheld)
+
     def arguments(self, inputs: I) -> dict[str, Any]:
         """What a function is given, by keyword; arrays are NumPy."""
-        return {n: getattr(inputs, n) for n in self.fields() if n not in self.withheld}
+        return {name: getattr(inputs, name) for name in self.given}
 
     def needs(self, case: Case) -> tuple[str, ...]:
         """The optional arguments that the inputs of a case have."""

@@ -122,8 +122,13 @@ def _suites(function: Callable[..., Any]) -> frozenset[str]:
     """The suites whose telling argument a function names; all where it names none of them: it
     may take anything, and if it doesn't, its own TypeError says which argument it lacks."""
     names = _parameters(function)
-    told = (name for name, suite in SUITES.items() if suite.signature.telling in names)
-    return frozenset(told) or frozenset(SUITES)
+    told = {n: s.signature for n, s in SUITES.items() if s.signature.telling in names}
+    clear = (
+        name
+        for name, mine in told.items()
+        if not any(mine.telling in other.given for other in told.values() if other is not mine)
+    )
+    return frozenset(clear) or frozenset(SUITES)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
