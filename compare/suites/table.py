@@ -8,13 +8,14 @@ from compare.protocol.case import Case, CaseError, parse_case_of
 from compare.protocol.inputs import Inputs
 from compare.protocol.suite import Suite
 from compare.suites.dcp_decode.suite import SUITE as DCP_DECODE
+from compare.suites.dcp_sparse.suite import SUITE as DCP_SPARSE
 from compare.suites.decode_plan.suite import SUITE as DECODE_PLAN
 from compare.suites.prefill_plan.suite import SUITE as PREFILL_PLAN
 from compare.suites.sparse_prefill.suite import SUITE as SPARSE_PREFILL
 from compare.suites.v4_prefill.suite import SUITE as V4_PREFILL
 from compare.suites.v4_stages.suite import SUITE as V4_STAGES
 
-_ALL = (SPARSE_PREFILL, PREFILL_PLAN, DCP_DECODE, DECODE_PLAN, V4_PREFILL, V4_STAGES)
+_ALL = (SPARSE_PREFILL, PREFILL_PLAN, DCP_DECODE, DECODE_PLAN, V4_PREFILL, V4_STAGES, DCP_SPARSE)
 
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 
