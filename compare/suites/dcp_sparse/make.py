@@ -7,6 +7,7 @@ The block table is the same on all ranks, since a block of it stands for page * 
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -38,7 +39,7 @@ def dcp_sparse_inputs(case: DcpSparseCase) -> DcpSparseInputs:
         keys = exact_keys(case, len(chosen))
         q = exact_q(case, np.where(lists >= 0, key_groups(case, len(chosen))[rows], -1))
     keys[~chosen] = np.nan
-    shares = np.split(keys, first[1:-1])
+    shares = [keys[start:end] for start, end in pairwise(first)]
 
     def call(rank: int, world: int, interleave: int) -> DcpSparseInputs:
         cache, table = _cache(case, shares, rank, world, interleave)

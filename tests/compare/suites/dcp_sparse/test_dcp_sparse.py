@@ -161,6 +161,22 @@ def test_the_ranks_merged_are_the_one_call_over_all_chosen_keys(name: str, line:
     assert judge(alone, whole).status is Status.PASS
 
 
+@pytest.mark.parametrize("name", ["torch", "xla"])
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [("h=4", 0), ("lens=0,q=0", 0), ("lens=0+5,q=2+0", 32), ("lens=0+5,q=2+1,topk=1,h=2", 6)],
+)
+def test_batches_without_requests_tokens_or_keys_are_served(
+    name: str, words: str, rows: int
+) -> None:
+    inputs = inputs_of(f"dcp-sparse:{words}")
+    merged = registry.find(name, "cpu").run(inputs)
+    assert isinstance(merged, DcpSparseResult)
+    verdict = judge(inputs, merged)
+    assert verdict.status is (Status.PASS if rows else Status.UNSUPPORTED), verdict.reason
+    assert verdict.rows_total == rows
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_a_right_function_of_one_rank_passes(line: str) -> None:
     inputs = inputs_of(line)
