@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from compare.commands.words import NotHere, WordsOff, cases_of, command, device_of
+from compare.commands.words import NotAvailable, UsageError, cases_of, command, device_of
 from compare.suites.table import SUITES, parse_case
 
 
@@ -47,7 +47,7 @@ def bench(
 ) -> int:
     """Time implementations beside CUDA kernels, taking turns, after each was found right.
 
-    Exit status: 0 all were measured; 1 a contender was wrong or failed; 2 the words are off; 3 the
+    Exit status: 0 all were measured; 1 a contender was wrong or failed; 2 a usage error; 3 the
     reference doesn't run here.
     """
     # Both frameworks share one GPU: neither may take all of its memory at the start.
@@ -61,7 +61,7 @@ def bench(
     def lines(suite: str, full: bool) -> list:
         found = SUITES[suite].bench()
         if found is None:
-            raise WordsOff(f"{suite} isn't timed; those that are: {', '.join(timed)}")
+            raise UsageError(f"{suite} isn't timed; those that are: {', '.join(timed)}")
         return [parse_case(line) for line in found.lines]
 
     cases = cases_of(words or timed, full=False, cases_of_suite=lines)
@@ -79,9 +79,9 @@ def bench(
     try:
         measured = program.run(cases, options, path, Progress())
     except program.NoReference as error:
-        raise NotHere(str(error)) from None
+        raise NotAvailable(str(error)) from None
     except ValueError as error:
-        raise WordsOff(str(error)) from None
+        raise UsageError(str(error)) from None
     print(measured.table())
     print(f"written to {path}", file=sys.stderr)
     return 1 if measured.not_measured else 0

@@ -16,7 +16,7 @@ from compare.commands.output import (
     profile_of,
     say_written,
 )
-from compare.commands.words import WordsOff, command
+from compare.commands.words import UsageError, command
 from compare.report import console as terminal
 from compare.report.progress import JobProgress
 from compare.report.text import passed_lines
@@ -48,18 +48,18 @@ def compare_files(
     report_files = ReportFiles(report, out)
     for path in (mine, theirs):
         if path is not None and not path.is_file():
-            raise WordsOff(f"there is no file {path}")
+            raise UsageError(f"there is no file {path}")
     with JobProgress(f"judging {mine}"):
         try:
-            found = bundle.compare_files(mine, theirs, profile=profile)
+            judged = bundle.compare_files(mine, theirs, profile=profile)
         except bundle.BundleError as error:
-            raise WordsOff(str(error)) from None
-    written = report_files.write(found)
+            raise UsageError(str(error)) from None
+    written = report_files.write(judged)
     console = Console(highlight=False)
-    terminal.show(found, console, verbose=True)
-    for row in found.rows:
+    terminal.show(judged, console, verbose=True)
+    for row in judged.rows:
         if not row.verdict.status.failed:  # a failing row has said it
             for line in passed_lines(row):
                 terminal.say(console, line, style="dim")
     say_written(written, console)
-    return report_files.status(found)
+    return report_files.status(judged)

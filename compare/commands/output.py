@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compare.commands.words import WordsOff, comma_list, one_of
+from compare.commands.words import UsageError, comma_list, one_of
 from compare.protocol.report import Report
 from compare.report import console as terminal
 from compare.report import files
@@ -27,7 +27,7 @@ OutOption = Annotated[Path, typer.Option(help="Folder of those files.")]
 
 
 def profile_of(word: str) -> str:
-    """The profile that `word` names; WordsOff otherwise."""
+    """The profile that `word` names; UsageError otherwise."""
     return one_of("--profile", word, PROFILES)
 
 
@@ -43,13 +43,13 @@ class ReportFiles:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise WordsOff(
+                raise UsageError(
                     f"--out {folder}: no folder can be made there ({error.strerror})"
                 ) from None
             paths = [folder / files.FORMATS[name][0] for name in self._formats]
             for path in (folder, *(path for path in paths if path.exists())):
                 if not os.access(path, os.W_OK) or (path != folder and not path.is_file()):
-                    raise WordsOff(f"--out {folder}: {path} can't be written to")
+                    raise UsageError(f"--out {folder}: {path} can't be written to")
 
     def write(self, report: Report) -> tuple[Path, ...]:
         """Writes them; without --report there are none. Done before a report is shown: a pipe that

@@ -55,7 +55,7 @@ def plan(
     """Print the shipped and the fixed prefill plan of a batch, and say what goes wrong.
 
     Lists are joined by commas, plus signs or blanks. Exit status: 1 if a plan goes wrong, 0 if both
-    are right, 2 if the words are off.
+    are right, 2 for a usage error.
     """
     inputs = PrefillPlanInputs(
         seq_lens=lengths("--seq-lens", seq_lens),
@@ -129,7 +129,7 @@ class Plans(TwoPlans):
 
 
 def compare_plans(inputs: PrefillPlanInputs) -> Plans:
-    """The shipped and the fixed plan of a batch, judged. WordsOff for arguments that no planner
+    """The shipped and the fixed plan of a batch, judged. UsageError for arguments that no planner
     accepts."""
     return Plans(**vars(suite_of_command("plan").explain(inputs, planned)))
 

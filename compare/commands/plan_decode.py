@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from compare.commands.two_plans import AsJson, TwoPlans, planned, suite_of_command
-from compare.commands.words import WordsOff, command, lengths
+from compare.commands.words import UsageError, command, lengths
 from compare.judging.plans import DecodePlanInputs, DecodePlanResult
 from compare.protocol.case import LARGEST
 from compare.report import console as terminal
@@ -76,7 +76,7 @@ def plan_decode(
     )
     case.check()
     if rank is None and world > _RANKS_SHOWN:
-        raise WordsOff(
+        raise UsageError(
             f"--world {world} without --rank: accepted are up to {_RANKS_SHOWN} ranks side by "
             "side; choose one with --rank"
         )
@@ -169,7 +169,7 @@ class RowPlans(TwoPlans):
 
 
 def compare_rows(case: Any, ranks: tuple[int, ...]) -> RowPlans:
-    """The shipped and the fixed rows of a batch, judged on these ranks. WordsOff for arguments that
+    """The shipped and the fixed rows of a batch, judged on these ranks. UsageError for arguments that
     no planner accepts."""
     return RowPlans(**vars(suite_of_command("plan --decode").explain(case, ranks, planned)))
 

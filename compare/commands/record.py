@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from compare.commands.words import (
-    WordsOff,
+    UsageError,
     cases_of,
     catalogue_cases,
     command,
@@ -44,10 +44,10 @@ def record(
     """Record what a kernel computes, for comparisons on machines that don't have it.
 
     A result is kept only if the judge passes it, and only from a clean git tree; a case that the
-    kernel doesn't serve is skipped. Exit status: 0 all others recorded, 1 some were refused, 2 the
-    words are off, 3 the kernel isn't available.
+    kernel doesn't serve is skipped. Exit status: 0 all others recorded, 1 some were refused, 2 a
+    usage error, 3 the kernel isn't available.
     """
-    from compare.recording.record import KernelNotHere, RecordingRefused
+    from compare.recording.record import KernelNotAvailable, RecordingRefused
     from compare.recording.record import record as record_golden
     from compare.run import registry
 
@@ -67,7 +67,7 @@ def record(
         )
     except RecordingRefused as refusal:
         print(f"mla-crosscheck: {refusal}", file=sys.stderr)
-        done, status = refusal.recording, 3 if isinstance(refusal, KernelNotHere) else 1
+        done, status = refusal.recording, 3 if isinstance(refusal, KernelNotAvailable) else 1
     else:
         status = 0
     skipped = f", {len(done.skipped)} skipped" if done.skipped else ""
@@ -82,7 +82,7 @@ def _folder_name(kernel: str, suites: set[str]) -> str:
     from compare.run import registry
 
     if ":" in kernel:
-        raise WordsOff(f"--kernel {kernel}: --out says in which folder its results are kept")
+        raise UsageError(f"--kernel {kernel}: --out says in which folder its results are kept")
     name = kernel.replace("-", "_")
     if len(registry.TABLE[kernel].suites) == 1 or len(suites) != 1:
         return name

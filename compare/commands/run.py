@@ -83,7 +83,7 @@ def run(
 ) -> int:
     """Compare candidates with FlashMLA and the float64 oracle.
 
-    Exit status: 0 all agree; 1 a candidate disagreed or failed; 2 the words are off; 3 something
+    Exit status: 0 all agree; 1 a candidate disagreed or failed; 2 a usage error; 3 something
     asked for isn't available, a reference failed, or nothing was compared.
     """
     from compare.run import runner
@@ -116,22 +116,22 @@ def run(
 
     with signals_end_in_order():
         with JobProgress("loading the implementations", quiet=quiet) as progress:
-            found = runner.run(
+            result = runner.run(
                 chosen,
                 candidate or None,
                 reference,
                 options,
                 progress=progress,
             )
-        unavailable = (*missing, *found.unavailable)
-        found = dataclasses.replace(found, unavailable=unavailable, require=require)
-        written = report_files.write(found)
+        unavailable = (*missing, *result.unavailable)
+        result = dataclasses.replace(result, unavailable=unavailable, require=require)
+        written = report_files.write(result)
         console = Console(highlight=False)
         if cases and not chosen:
             terminal.say(console, f"-k {pattern} is in none of the {len(cases)} cases.")
-        terminal.show(found, console, verbose=verbose, quiet=quiet)
+        terminal.show(result, console, verbose=verbose, quiet=quiet)
         say_written(written, console)
-    return report_files.status(found)
+    return report_files.status(result)
 
 
 def matching(cases: Sequence[Case], pattern: str | None) -> tuple[Case, ...]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from compare.commands.words import WordsOff
+from compare.commands.words import UsageError
 from compare.judging.plans import SHIPPED
 from compare.protocol.inputs import Inputs, Result
 from compare.protocol.suite import Suite
@@ -98,10 +98,10 @@ def suite_of_command(words: str) -> Suite:
 
 
 def planned(name: str, inputs: Inputs) -> Result:
-    """A planner's plan of a batch. WordsOff for arguments that it doesn't accept."""
+    """A planner's plan of a batch. UsageError for arguments that it doesn't accept."""
     from compare.run import registry
 
     try:
         return registry.find(name).run(inputs)
     except ValueError as error:
-        raise WordsOff(str(error)) from error
+        raise UsageError(str(error)) from error

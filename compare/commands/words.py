@@ -1,6 +1,7 @@
 """Reading what was written on the command line, and saying in a sentence what is wrong with it.
 
-A `WordsOff` ends the program with exit status 2, a `NotHere` with 3; neither shows a traceback.
+A `UsageError` ends the program with exit status 2, a `NotAvailable` with 3; neither shows a
+traceback.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from compare.suites.table import SUITES, default_cases, full_cases, parse_case
 _MOST_DIGITS = 4300  # that int() reads
 
 
-class WordsOff(ValueError):
+class UsageError(ValueError):
     """The words of the command can't be understood; the message is a sentence (exit status 2)."""
 
 
-class NotHere(RuntimeError):
+class NotAvailable(RuntimeError):
     """What was asked for by name isn't available; the message is a sentence (exit status 3)."""
 
 
 def command(function: Callable[..., int]) -> Callable[..., None]:
     """Makes a function that returns an exit status into a typer command whose expected failures
-    are sentences on stderr: 2 for words that are off, 3 for what isn't here, 130 for Ctrl-C."""
+    are sentences on stderr: 2 for a usage error, 3 for what isn't available, 130 for Ctrl-C."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             status = function(*args, **kwargs)
-        except (WordsOff, CaseError, UnknownImplementation) as error:
+        except (UsageError, CaseError, UnknownImplementation) as error:
             status = _say(error, 2)
-        except (NotHere, DamagedGolden, UnknownGolden) as error:
+        except (NotAvailable, DamagedGolden, UnknownGolden) as error:
             status = _say(error, 3)
         except KeyboardInterrupt:
             status = _say("interrupted", 130)
@@ -62,10 +63,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(option: str, word: str, known: Sequence[str]) -> str:
-    """`word` if it is known; WordsOff with the nearest one and the list otherwise."""
+    """`word` if it is known; UsageError with the nearest one and the list otherwise."""
     if word in known:
         return word
-    raise WordsOff(
+    raise UsageError(
         f"{option} {word}: there is no {word!r}; the nearest is {nearest(word, known)!r} "
         f"(accepted: {', '.join(known)})"
     )
@@ -75,7 +76,7 @@ def device_of(word: str) -> str:
     """`word` if it names a device: cpu, cuda or cuda:N."""
     if re.fullmatch(r"cpu|cuda(:\d+)?", word):
         return word
-    raise WordsOff(f"--device {word}: accepted are cpu, cuda and cuda:N, such as cuda:1")
+    raise UsageError(f"--device {word}: accepted are cpu, cuda and cuda:N, such as cuda:1")
 
 
 def comma_list(values: Iterable[str] | None) -> list[str]:
@@ -91,11 +92,11 @@ def lengths(option: str, text: str) -> tuple[int, ...]:
         return ()
     words = re.split(r"\s*[,+]\s*|\s+", text.strip())
     if words == [""]:
-        raise WordsOff(f"{option} is empty; write whole numbers joined by commas, or none")
+        raise UsageError(f"{option} is empty; write whole numbers joined by commas, or none")
     for word in words:
         digits = word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS
         if not digits or int(word) > LARGEST:
-            raise WordsOff(
+            raise UsageError(
                 f"{option} {text}: {word!r} isn't accepted; accepted: whole numbers from 0 to "
                 f"{LARGEST}, joined by commas, plus signs or blanks"
             )
@@ -114,7 +115,7 @@ def cases_of(
         elif word in SUITES:
             found.update(dict.fromkeys(cases_of_suite(word, full)))
         else:
-            raise WordsOff(
+            raise UsageError(
                 f"no suite is called {word!r}; the nearest is {nearest(word, SUITES)!r} "
                 "(a case is written SUITE:key=value,...)"
             )

@@ -40,7 +40,7 @@ class RecordingRefused(RuntimeError):
         self.recording = recording or Recording()
 
 
-class KernelNotHere(RecordingRefused):
+class KernelNotAvailable(RecordingRefused):
     """The implementation can't run on this machine at all; the message is the reason."""
 
 
@@ -73,7 +73,7 @@ def record(
     skipped. Each case is on disk, and in the manifest, before the next one starts: an interrupted
     recording loses nothing and is taken up by the same call. `progress` gets a line for each case.
 
-    Raises KernelNotHere where a named implementation can't run on this machine. Raises
+    Raises KernelNotAvailable where a named implementation can't run on this machine. Raises
     RecordingRefused before anything runs where the git tree is dirty (unless `allow_dirty`:
     the revision then says so) or unknown (no git here and no MLA_CROSSCHECK_REVISION), or where the
     cases are of several suites or not of the folder's; and at the end, when the other cases are
@@ -171,7 +171,7 @@ def _found(implementation: str | Implementation, device: str | None) -> Implemen
     if not isinstance(implementation, str):
         return implementation
     if why := registry.reason(implementation, device):
-        raise KernelNotHere(f"{implementation} can't run here: {why}")
+        raise KernelNotAvailable(f"{implementation} can't run here: {why}")
     return registry.find(implementation, device)
 
 
@@ -251,13 +251,13 @@ def _manifest(folder: Path, suite: Suite, machine: dict[str, Any]) -> Manifest:
 
 def _machine(kernel: Implementation, suite: Suite, revision: str) -> dict[str, Any]:
     """What every entry of a recording has in common."""
-    found = environment()
+    facts = environment()
     return {
         "build": _build(kernel, suite),
-        "gpu": found.get("gpu", "a CPU"),
-        "driver": found.get("driver", "none"),
-        "torch": found.get("torch", "none"),
-        "cuda": found.get("cuda", "none"),
+        "gpu": facts.get("gpu", "a CPU"),
+        "driver": facts.get("driver", "none"),
+        "torch": facts.get("torch", "none"),
+        "cuda": facts.get("cuda", "none"),
         "revision": revision,
     }
 

@@ -16,7 +16,7 @@ from compare.protocol.verdict import Diagnosis, Status, Verdict, Worst
 from compare.suites.v4_stages import quantise
 from compare.suites.v4_stages.call import V4StagesInputs, V4StagesResult
 from compare.suites.v4_stages.faults import fault_of
-from compare.suites.v4_stages.rules import right_arrays, gathered_places, token_places
+from compare.suites.v4_stages.rules import gathered_places, right_arrays, token_places
 
 __all__ = ["judge"]
 

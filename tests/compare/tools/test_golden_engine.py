@@ -148,6 +148,6 @@ def test_the_recorded_calls_of_stages_are_recorded_again_with_their_inputs(
 def test_an_engine_that_is_not_here_is_said(tmp_path: Path, clean_tree: str) -> None:
     if (reason := registry.reason("vllm")) is None:
         pytest.skip("vLLM is importable here")
-    with pytest.raises(golden_record.KernelNotHere) as refusal:
+    with pytest.raises(golden_record.KernelNotAvailable) as refusal:
         record("vllm", [MADE], tmp_path / "engine" / "stages")
     assert str(refusal.value) == f"vllm can't run here: {reason}"

@@ -15,7 +15,7 @@ from compare.goldens.implementation import GoldenImplementation
 from compare.judging.attention_call import SparsePrefillInputs, SparsePrefillResult
 from compare.protocol.verdict import Status, Verdict
 from compare.recording import record as golden_record
-from compare.recording.record import KernelNotHere, RecordingRefused, code_revision, record
+from compare.recording.record import KernelNotAvailable, RecordingRefused, code_revision, record
 from compare.run import registry
 from compare.suites.sparse_prefill.recorded import SparsePrefillRecords
 from compare.suites.table import SUITES, make_inputs, parse_case
@@ -174,7 +174,7 @@ def test_a_damaged_manifest_is_not_overwritten(eager, folder, clean_tree):
 
 def test_a_kernel_that_cannot_run_here_is_refused_with_the_reason(folder, clean_tree, monkeypatch):
     monkeypatch.setattr(registry, "reason", lambda name, device: "torch sees no GPU")
-    with pytest.raises(KernelNotHere, match="flash_mla can't run here: torch sees no GPU"):
+    with pytest.raises(KernelNotAvailable, match="flash_mla can't run here: torch sees no GPU"):
         record("flash_mla", [PLAIN], folder)
 
 
