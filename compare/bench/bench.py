@@ -67,7 +67,7 @@ class NoReference(RuntimeError):
 def run(cases: Sequence[Case], options: Options, out: Path, say: Say) -> Measurement:
     """Measures every case; the measurement lies in `out` too.
 
-    ValueError for a config that is off, a contender named twice, a suite that isn't timed;
+    ValueError for a config that isn't accepted, a contender named twice, a suite that isn't timed;
     NoReference; UnknownImplementation.
     """
     benches = {suite: _bench(suite) for suite in dict.fromkeys(case.suite for case in cases)}
@@ -151,7 +151,7 @@ def _find(name: str, suite: str, device: str | None) -> Any:
 def _configured(
     text: str, suite: Suite, bench: Bench, device: str | None
 ) -> tuple[str, Callable[[], Any]]:
-    """The kernel with another tuning. ValueError."""
+    """The kernel with another tuning; ValueError for words that aren't a tuning."""
     offer = suite.offer(KERNEL)
     if bench.config is None or offer is None:
         raise ValueError(f"--config {text}: the kernels of {suite.name} take none")
@@ -175,7 +175,7 @@ class _Found:
 def _on_one_case(
     case: Case, bench: Bench, contenders: _Contenders, options: Options, say: Say
 ) -> _Found:
-    """The data of a case are gone when it returns."""
+    """Measures one case, whose data are freed when it returns."""
     line, device = str(case), torch_device(options.device)
     say(f"{line}: inputs")
     inputs = make_inputs(case)
@@ -215,7 +215,7 @@ def _ready(make: Callable[[], Any], inputs: Inputs) -> Launch:
 
 
 def _transfer(case: str, name: str, transfer: Transfer, method: Method) -> TransferRow:
-    """Raises ValueError for a wrong workspace, or for no measurable time."""
+    """Times what only moves bytes. ValueError for a wrong workspace, or for no measurable time."""
     ready = transfer.prepare()
     ready.once()
     timing = interleaved([Contender(name, ready.launch)], method)[name]
@@ -238,7 +238,8 @@ def _memory(
     options: Options,
     say: Say,
 ) -> tuple[tuple[MemoryRow, ...], tuple[NotMeasured, ...]]:
-    """Of the suites that have it, some processes at a time: no clock is looked at."""
+    """Measures device memory, of the suites that ask for it; some processes at a time, since
+    nothing is timed."""
     device = torch_device(options.device)
     with ThreadPoolExecutor(options.children) as pool:
         asked = {

@@ -21,7 +21,7 @@ SECONDS = 500
 
 
 def ask(case: str, name: str, device: str) -> MemoryRow:
-    """Measured in a child process. Raises RuntimeError with the end of what a failed one said."""
+    """Measures in a child process. RuntimeError with the end of what a failed one printed."""
     words = [sys.executable, "-m", "compare.bench.memory", case, name, device]
     child = subprocess.run(
         words,
@@ -38,7 +38,7 @@ def ask(case: str, name: str, device: str) -> MemoryRow:
 
 
 def measured(case: str, name: str, device: str) -> MemoryRow:
-    """In this process, whose first JAX program this has to be."""
+    """Measures in this process, whose first JAX program this has to be."""
     import jax
 
     from compare.protocol.timing import prepare

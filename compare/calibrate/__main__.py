@@ -16,7 +16,7 @@ from compare.suites.table import SUITES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if a right kernel raised an alarm."""
+    """Prints and writes the measurement; exit status 1 if a right kernel raised an alarm."""
     parser = argparse.ArgumentParser(prog="python -m compare.calibrate", description=__doc__)
     parser.add_argument("suite", choices=[s.name for s in SUITES.values() if s.calibration])
     parser.add_argument("--cases", type=int, default=1_000)

@@ -169,8 +169,8 @@ class RowPlans(TwoPlans):
 
 
 def compare_rows(case: Any, ranks: tuple[int, ...]) -> RowPlans:
-    """The shipped and the fixed rows of a batch, judged on these ranks. UsageError for arguments that
-    no planner accepts."""
+    """The shipped and the fixed rows of a batch, judged on these ranks. UsageError for arguments
+    that no planner accepts."""
     return RowPlans(**vars(suite_of_command("plan --decode").explain(case, ranks, planned)))
 
 

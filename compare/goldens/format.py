@@ -90,7 +90,7 @@ class Entry:
         return cls(**{**words, "tensors": tensors, "notes": tuple(words.get("notes", ()))})
 
     def to_json(self) -> dict[str, Any]:
-        """What of it isn't as by default, as JSON has it."""
+        """The entry as JSON, without the fields that have their default."""
         words = json.loads(json.dumps(dataclasses.asdict(self)))
         return {name: value for name, value in words.items() if value not in (None, "", [], {})}
 
@@ -183,7 +183,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _seal(words: Mapping[str, Any]) -> str:
-    """Over all that a manifest says but the seal itself."""
+    """SHA-256 of all that a manifest says but the seal itself."""
     named = {name: value for name, value in words.items() if name != "seal"}
     content = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""Inputs and results between processes: arrays lie in anonymous memory files, open on both sides,
-whose memory goes with the last array that shows them, even where a process is killed.
+"""Passes inputs and results between processes: arrays lie in anonymous memory files that both map,
+whose memory is freed with the last array that maps it, even where a process is killed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def pack(value: Inputs | Result) -> Packed:
 
 
 def send(connection: Connection, message: tuple[Any, ...]) -> None:
-    """Sends a message, some of whose parts may be Packed. OSError where nobody listens any more."""
+    """Sends a message, some of whose parts may be Packed. OSError where the receiver is gone."""
     packed = [part for part in message if isinstance(part, Packed)]
     connection.send(tuple(_announced(p) if isinstance(p, Packed) else p for p in message))
     files = [file for part in packed for file in part.files]
@@ -98,7 +98,7 @@ def send(connection: Connection, message: tuple[Any, ...]) -> None:
 
 def receive(connection: Connection) -> Any:
     """The next message, what was Packed in it as the dataclass it was. Its arrays are mapped; a
-    write to one stays in this process. EOFError or OSError where the other side is gone."""
+    write to one stays in this process. EOFError or OSError where the sender is gone."""
     message = connection.recv()
     if not isinstance(message, tuple):
         return message

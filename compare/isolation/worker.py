@@ -101,7 +101,7 @@ class Isolated:
         return result, seconds
 
     def check(self) -> None:
-        """Starts the worker. UnknownImplementation where the target's words are off; any other
+        """Starts the worker. UnknownImplementation where there is no such target; any other
         failure of its module is each case's own (run() raises it)."""
         self._load()
 

@@ -1,4 +1,4 @@
-"""The far side of an isolated implementation: one process that holds it and runs it."""
+"""The worker process of an isolated implementation: holds it, and runs it when it is asked to."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class Row:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
     """A run. environment: versions, device, revision, generator version, as text by name.
-    unavailable: sentences about what was asked for by name and isn't here, or golden files that
-    are damaged.
+    unavailable: sentences about what was asked for by name and isn't available, or golden files
+    that are damaged.
     interrupted: Ctrl-C ended it early; rows hold what was finished. require: --require N."""
 
     rows: tuple[Row, ...]

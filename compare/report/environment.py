@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
     when files differ from it) and the version of the input generator. Keys are stable words,
     e.g. ``jax``, ``gpu``, ``revision``.
     """
-    found: dict[str, str | None] = {
+    facts: dict[str, str | None] = {
         "mla-crosscheck": program_version(),
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
         "revision": revision(),
         "generator": str(GENERATOR_VERSION),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def version(distribution: str) -> str | None:

@@ -61,12 +61,12 @@ class Group:
 
 def groups(report: Report) -> tuple[Group, ...]:
     """One group for each suite and candidate, in the order in which they first appear."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    by_candidate: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
-        found.setdefault((suite_of(row), row.candidate), []).append(row)
+        by_candidate.setdefault((suite_of(row), row.candidate), []).append(row)
     return tuple(
         Group(suite=suite, candidate=candidate, rows=tuple(rows))
-        for (suite, candidate), rows in found.items()
+        for (suite, candidate), rows in by_candidate.items()
     )
 
 
@@ -82,11 +82,11 @@ def failures(report: Report) -> tuple[Row, ...]:
 
 def failed_references(report: Report) -> dict[str, list[Row]]:
     """Rows whose reference was itself outside its bound, by what went wrong with it."""
-    found: dict[str, list[Row]] = {}
+    by_failure: dict[str, list[Row]] = {}
     for row in report.rows:
         if row.verdict.reference_failed:
-            found.setdefault(row.verdict.reference_failed, []).append(row)
-    return found
+            by_failure.setdefault(row.verdict.reference_failed, []).append(row)
+    return by_failure
 
 
 def oracle_alone(report: Report) -> tuple[str, ...]:
@@ -98,8 +98,9 @@ def oracle_alone(report: Report) -> tuple[str, ...]:
         for row in rows:
             if suite_of(row) == suite:
                 cases.setdefault(row.case, set()).add(row.reference)
-        names = dict.fromkeys(name for found in cases.values() for name in found if name)
-        alone = sum(found == {None} for found in cases.values())
+        used = list(cases.values())
+        names = dict.fromkeys(name for references in used for name in references if name)
+        alone = sum(references == {None} for references in used)
         if names and alone:
             have = "has" if alone == 1 else "have"
             sentences.append(
@@ -111,12 +112,12 @@ def oracle_alone(report: Report) -> tuple[str, ...]:
 
 def unsupported(report: Report) -> dict[tuple[str, str], list[Row]]:
     """Rows that a candidate can't serve, by (candidate, reason)."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    by_reason: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
         if row.verdict.status is Status.UNSUPPORTED:
             reason = row.verdict.reason or "no reason given"
-            found.setdefault((row.candidate, reason), []).append(row)
-    return found
+            by_reason.setdefault((row.candidate, reason), []).append(row)
+    return by_reason
 
 
 def problems(report: Report) -> tuple[str, ...]:
@@ -190,16 +191,16 @@ def worst_abs(metrics: Iterable[TensorMetrics | None]) -> float | None:
 
 def environment_line(report: Report) -> str:
     """The environment in one line: what decides the numbers first."""
-    found = report.environment
-    parts = [f"{name} {found[name]}" for name in ("python", "jax", "torch") if name in found]
-    parts.append(found.get("flash_mla", "no FlashMLA"))
-    gpu = found.get("gpu", "no GPU")
-    parts.append(f"{gpu} (driver {found['driver']})" if "driver" in found else gpu)
-    if "revision" in found:
-        commit, dash, dirty = found["revision"].partition("-")
+    facts = report.environment
+    parts = [f"{name} {facts[name]}" for name in ("python", "jax", "torch") if name in facts]
+    parts.append(facts.get("flash_mla", "no FlashMLA"))
+    gpu = facts.get("gpu", "no GPU")
+    parts.append(f"{gpu} (driver {facts['driver']})" if "driver" in facts else gpu)
+    if "revision" in facts:
+        commit, dash, dirty = facts["revision"].partition("-")
         parts.append(f"revision {commit[:12]}{dash}{dirty}")
-    if "generator" in found:
-        parts.append(f"inputs version {found['generator']}")
+    if "generator" in facts:
+        parts.append(f"inputs version {facts['generator']}")
     return ", ".join(parts)
 
 

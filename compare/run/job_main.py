@@ -1,4 +1,4 @@
-"""The far side of a job: runs its share of the cases and sends what happens."""
+"""The process of a job: runs its share of the cases and sends an event for whatever happens."""
 
 from __future__ import annotations
 

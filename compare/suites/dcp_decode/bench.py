@@ -51,8 +51,8 @@ def oracle(inputs: DcpDecodeInputs, tokens: Any, device: str) -> tuple[Any, Any]
     import torch_ref
 
     arguments, options = decode_arguments(inputs, torch_device(device))
-    found = torch_ref.dcp_decode_oracle(*arguments, **options, rows=tokens)
-    return found.out, found.lse
+    result = torch_ref.dcp_decode_oracle(*arguments, **options, rows=tokens)
+    return result.out, result.lse
 
 
 def redundant(inputs: DcpDecodeInputs) -> tuple[str, ...]:

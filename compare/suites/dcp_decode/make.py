@@ -107,7 +107,7 @@ def _put_stale_entries(
     case: DcpDecodeCase, table: np.ndarray, used: np.ndarray, order: np.ndarray
 ) -> None:
     """Writes into every entry past a request's keys, in place: a page that doesn't exist, or one
-    that is somebody's.
+    that a request has.
     """
     words = raw(case.seed, Stream.STALE, 0, (table.size,)).reshape(table.shape)
     kind = (words & np.uint64(3)).astype(np.int64)

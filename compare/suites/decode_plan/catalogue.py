@@ -43,7 +43,7 @@ _RANDOM_STREAM = 0x706C616E  # a Philox key of its own, apart from the inputs' s
 
 
 def lines(full: bool) -> list[str]:
-    """The case lines of decode-plan: those with a story, and as many drawn."""
+    """The case lines of decode-plan: written by hand, and as many drawn at random."""
     drawn = [_drawn(number) for number in range(_RANDOM_PLANS)]
     return [f"decode-plan:{words}" for words in (*_PLANS, *drawn)]
 

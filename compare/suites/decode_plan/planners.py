@@ -1,4 +1,4 @@
-"""The planners of decode rows, of both houses."""
+"""The planners of decode rows, of jax_impl and of torch_ref."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def oracle(inputs: SparsePrefillInputs, tokens: Any, device: str) -> tuple[Any, 
     import torch_ref
 
     arguments, options = torch_arguments(inputs, torch_device(device))
-    found = torch_ref.sparse_prefill_oracle(*arguments, **options, rows=tokens)
-    return found.out, found.lse
+    result = torch_ref.sparse_prefill_oracle(*arguments, **options, rows=tokens)
+    return result.out, result.lse
 
 
 BENCH = Bench(

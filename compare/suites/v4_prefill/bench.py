@@ -58,7 +58,7 @@ def oracle(inputs: V4PrefillInputs, tokens: Any, device: str) -> tuple[Any, Any]
 
     arguments = v4_arguments(inputs, torch_device(device))
     call = torch_ref.flat_v4_call(**arguments)
-    found = torch_ref.sparse_prefill_oracle(
+    result = torch_ref.sparse_prefill_oracle(
         arguments["q"],
         call.kv,
         call.indices,
@@ -67,7 +67,7 @@ def oracle(inputs: V4PrefillInputs, tokens: Any, device: str) -> tuple[Any, Any]
         attn_sink=arguments["attn_sink"],
         rows=tokens,
     )
-    return found.out, found.lse
+    return result.out, result.lse
 
 
 def parts(

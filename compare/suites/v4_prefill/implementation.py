@@ -19,7 +19,7 @@ class V4Prefill(OneSuite[V4PrefillCase, V4PrefillInputs]):
 
 
 def chunk_stages(stages: Iterable[Any] | None) -> tuple[ChunkStage, ...] | None:
-    """Stages of any house as the judge's; arrays of any framework."""
+    """The stages of any implementation as the judge's; arrays of any framework."""
     if stages is None:
         return None
     return tuple(

@@ -99,11 +99,9 @@ class FlatRows:
             inside = range(chunk.start, chunk.end)
             if not 0 <= chunk.start < chunk.end <= len(self.queries):
                 return False
-            due = (self.first_token[chunk.start], self.first_token[chunk.end - 1])
-            if (chunk.query_start, chunk.query_end) != (
-                due[0],
-                due[1] + self.queries[chunk.end - 1],
-            ):
+            last = chunk.end - 1
+            tokens = self.first_token[chunk.start], self.first_token[last] + self.queries[last]
+            if (chunk.query_start, chunk.query_end) != tokens:
                 return False
             N, room = chunk.compressed_rows, chunk.workspace_rows - chunk.compressed_rows
             needs = [r for r in inside if self.queries[r]]

@@ -149,7 +149,7 @@ def test_the_rules_read_a_float32_scale_as_it_is():
             "workspace": np.zeros((1, 1, 576), ml_dtypes.bfloat16),
         },
     )
-    row = due_arrays(inputs)["workspace"][0, 0].astype(np.float64)
+    row = right_arrays(inputs)["workspace"][0, 0].astype(np.float64)
     # 1.125 * 1.0078125 = 1.1337890625, next to 1.1328125 in bfloat16; 0.1 is 0.10009765625.
     assert row[0:512:128].tolist() == [1344.0, 1.1328125, -0.10009765625, 2.0**-8]
     assert row[512:].tolist() == list(range(64))
@@ -172,7 +172,7 @@ def test_the_rules_write_known_bytes():
             "slot_mapping": np.array([-1, 3], np.int32),
         },
     )
-    cache = due_arrays(inputs)["cache"]
+    cache = right_arrays(inputs)["cache"]
     assert (cache[0] == 0xA5).all() and (cache[1, :576] == 0xA5).all()
     token = cache[1, 576:1152]
     # e4m3: 448 is 0x7E; -30.5 is next to -30; 449 / 2 is 224; 17 / 2 is a tie, to 8.
