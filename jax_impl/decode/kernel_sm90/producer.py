@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def _parts(slot: int) -> list[Part]:
-    """In the order in which they are given back, and wanted."""
+    """The parts of a slot, in the order in which the consumers free and await them."""
     parts = []
     for chunk in range(CHUNKS):
         parts.append(Part(slot, chunk, chunk_columns(chunk), chunk))

@@ -90,7 +90,7 @@ def _code_tiles(k: Context, side: int) -> range:
 
 
 def _sides_of_pair(k: Context) -> list[_Side]:
-    """In the order in which they are given back, and wanted."""
+    """The sides of a pair, in the order in which the consumers free and await them."""
     width = _config(k).part_tiles
     sides = []
     for slot in SLOTS:

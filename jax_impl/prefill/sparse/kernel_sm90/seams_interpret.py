@@ -3,7 +3,7 @@
 Pallas' GPU interpreter runs each warpgroup as one thread, knows Pallas' own barriers, memory
 and copies, and nothing of PTX. A seam here is one operation per block of keys, and it reads and
 writes exactly the columns that the hardware would: the race detector sees every access.
-Functions mean what their namesakes in seams_cuda.py say.
+Functions mean what their namesakes in seams_cuda say.
 """
 
 from __future__ import annotations
