@@ -161,7 +161,7 @@ def _configured(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Found:
+class _CaseMeasured:
     rows: tuple[Any, ...] = ()
     not_measured: tuple[NotMeasured, ...] = ()
     transfers: tuple[TransferRow, ...] = ()
@@ -174,7 +174,7 @@ class _Found:
 
 def _on_one_case(
     case: Case, bench: Bench, contenders: _Contenders, options: Options, say: Say
-) -> _Found:
+) -> _CaseMeasured:
     """Measures one case, whose data are freed when it returns."""
     line, device = str(case), torch_device(options.device)
     say(f"{line}: inputs")
@@ -207,7 +207,7 @@ def _on_one_case(
         except Exception as error:  # as in `measure`: it may fail in any way
             failed.append(failure(line, name, error))
             say(f"{line}: {name} FAILED: {failed[-1].reason}")
-    return _Found(rows=tuple(rows), not_measured=tuple(failed), transfers=tuple(moved))
+    return _CaseMeasured(rows=tuple(rows), not_measured=tuple(failed), transfers=tuple(moved))
 
 
 def _ready(make: Callable[[], Any], inputs: Inputs) -> Launch:

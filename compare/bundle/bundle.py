@@ -134,10 +134,10 @@ def _reference(path: Path, mine: BundleFile, inputs: Inputs) -> Any:
     file = read_bundle(path, mine.suite)
     if file.suite != mine.suite:
         raise BundleError(f"{path} is of {file.suite}; {mine.path} is of {mine.suite}")
-    found = file.inputs().sha256() if file.says_inputs else file.input_sha256
-    if found not in (None, inputs.sha256()):
+    hashed = file.inputs().sha256() if file.says_inputs else file.input_sha256
+    if hashed not in (None, inputs.sha256()):
         raise BundleError(
-            f"{path} is another call: its inputs have SHA-256 {found[:12]} and the other file's "
+            f"{path} is another call: its inputs have SHA-256 {hashed[:12]} and the other file's "
             f"{inputs.sha256()[:12]}"
         )
     return file.result()

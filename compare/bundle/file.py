@@ -75,19 +75,19 @@ class BundleFile:
         missing = [name for name in ("out", "lse") if name not in self.tensors]
         if missing:
             raise BundleError(f"{self.path} lacks the result {missing[0]}; out and lse are needed")
-        found = {name: self.tensors.get(name) for name in self.signature.results}
-        rows = found["out_rows"]
+        tensors = {name: self.tensors.get(name) for name in self.signature.results}
+        rows = tensors["out_rows"]
         if rows is not None and (rows.dtype != np.int32 or rows.ndim != 1):
             raise BundleError(f"{self.path}: out_rows is {shown(rows)}; accepted is int32 [R]")
         said = self._words(_LSE_WORDS)
-        found["lse"], notes = as_declared(
+        tensors["lse"], notes = as_declared(
             self.tensors["lse"],
             self.signature.empty_lse or "",
             base=said.get("lse", "natural"),
             empty_lse=said.get("empty_lse"),
         )
         words = self._words(self.form.result_words)
-        return self.signature.result_type(**found, **words, notes=(*notes, *self._unread()))
+        return self.signature.result_type(**tensors, **words, notes=(*notes, *self._unread()))
 
     def _made(self, case: Case) -> Inputs:
         given = [

@@ -59,10 +59,10 @@ def bench(
     timed = [name for name, suite in SUITES.items() if suite.timing]
 
     def lines(suite: str, full: bool) -> list:
-        found = SUITES[suite].bench()
-        if found is None:
+        timing = SUITES[suite].bench()
+        if timing is None:
             raise UsageError(f"{suite} isn't timed; those that are: {', '.join(timed)}")
-        return [parse_case(line) for line in found.lines]
+        return [parse_case(line) for line in timing.lines]
 
     cases = cases_of(words or timed, full=False, cases_of_suite=lines)
     suites = "-".join(dict.fromkeys(case.suite for case in cases))

@@ -20,14 +20,14 @@ def doctor() -> int:
     from compare.run import registry
 
     with JobProgress("asking each implementation whether it runs here"):
-        found = registry.describe()
+        described = registry.describe()
     console = Console(highlight=False)
     for name, value in environment().items():
         terminal.say(console, f"{name}: {value}")
     if "gpu" not in environment():
         terminal.say(console, "gpu: none that nvidia-smi can see")
     typer.echo()
-    for name, what, reason in found:
+    for name, what, reason in described:
         if reason is None:
             terminal.say(console, f"{name} runs here: {what}", style="green")
         else:

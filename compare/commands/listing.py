@@ -60,8 +60,8 @@ def implementations() -> list[tuple[str, str, str]]:
     from compare.run import registry
 
     with JobProgress("asking each implementation whether it runs here"):
-        found = registry.describe()
-    return [(name, "no" if reason else "yes", what) for name, what, reason in found]
+        described = registry.describe()
+    return [(name, "no" if reason else "yes", what) for name, what, reason in described]
 
 
 def recorded() -> list[tuple[str, str]]:

@@ -80,8 +80,8 @@ def plan_decode(
             f"--world {world} without --rank: accepted are up to {_RANKS_SHOWN} ranks side by "
             "side; choose one with --rank"
         )
-    found = compare_rows(case, tuple(range(world)) if rank is None else (rank,))
-    return found.print(as_json=as_json)
+    plans = compare_rows(case, tuple(range(world)) if rank is None else (rank,))
+    return plans.print(as_json=as_json)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

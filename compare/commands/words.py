@@ -108,18 +108,18 @@ def cases_of(
 ) -> tuple[Case, ...]:
     """The cases that the words name, each once: a word with a colon is a case, one without is a
     suite and stands for all its cases, and no word stands for every suite."""
-    found: dict[Case, None] = {}
+    cases: dict[Case, None] = {}
     for word in words or SUITES:
         if ":" in word:
-            found[parse_case(word)] = None
+            cases[parse_case(word)] = None
         elif word in SUITES:
-            found.update(dict.fromkeys(cases_of_suite(word, full)))
+            cases.update(dict.fromkeys(cases_of_suite(word, full)))
         else:
             raise UsageError(
                 f"no suite is called {word!r}; the nearest is {nearest(word, SUITES)!r} "
                 "(a case is written SUITE:key=value,...)"
             )
-    return tuple(found)
+    return tuple(cases)
 
 
 def catalogue_cases(suite: str, full: bool) -> Sequence[Case]:

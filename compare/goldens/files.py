@@ -44,8 +44,8 @@ def read_entry(folder: Path, entry: Entry) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _check_tensor(path: Path, name: str, found: np.ndarray, expected: TensorRecord) -> None:
-    is_, should_be = TensorRecord.of(found), expected
+def _check_tensor(path: Path, name: str, array: np.ndarray, expected: TensorRecord) -> None:
+    is_, should_be = TensorRecord.of(array), expected
     if (is_.dtype, is_.shape) != (should_be.dtype, should_be.shape):
         raise DamagedGolden(
             f"{path} is damaged: {name} is {is_.dtype} {list(is_.shape)} where the manifest says "

@@ -161,9 +161,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         words = json.loads(path.read_text(encoding="utf-8"))
-        found = words["format"]
-        if found != FORMAT:
-            raise DamagedGolden(f"{path} has format {found!r}; this version reads {FORMAT}")
+        version = words["format"]
+        if version != FORMAT:
+            raise DamagedGolden(f"{path} has format {version!r}; this version reads {FORMAT}")
         said, seal = words["seal"], _seal(words)
         if said != seal:
             raise DamagedGolden(

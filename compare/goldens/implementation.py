@@ -36,13 +36,13 @@ class GoldenImplementation:
     @functools.cached_property
     def manifest(self) -> Manifest:
         """What is recorded. Raises DamagedGolden."""
-        found = read_manifest(self.folder)
-        if found.suite not in self._recorded:
+        manifest = read_manifest(self.folder)
+        if manifest.suite not in self._recorded:
             raise DamagedGolden(
-                f"{self.folder / MANIFEST} has results of {found.suite}; this version reads those "
-                f"of {', '.join(self._recorded)}"
+                f"{self.folder / MANIFEST} has results of {manifest.suite}; this version reads "
+                f"those of {', '.join(self._recorded)}"
             )
-        return found
+        return manifest
 
     @functools.cached_property
     def suites(self) -> frozenset[str]:

@@ -85,15 +85,15 @@ class RowRecords(Records):
         return chosen.astype(np.int32), int(special[chosen].sum())
 
     def keep(self, inputs: Inputs, result: Any) -> Stored:
-        found = {name: getattr(result, name) for name in self.statistics}
-        absent = [n for n, array in found.items() if array is None and n not in self.optional]
+        kept = {name: getattr(result, name) for name in self.statistics}
+        absent = [n for n, array in kept.items() if array is None and n not in self.optional]
         if absent or result.out_rows is not None:
             raise Incomplete(f"a recording needs {' and '.join((*absent, ''))}the whole of out")
         total = result.lse.size
         rows, special = self.choose_rows(inputs, result.lse, getattr(inputs.case, "seed", 0))
         return Stored(
             tensors={
-                **{name: np.asarray(array) for name, array in found.items() if array is not None},
+                **{name: np.asarray(array) for name, array in kept.items() if array is not None},
                 "out": result.out.reshape(total, _WIDTH)[rows],
                 "out_rows": rows,
             },

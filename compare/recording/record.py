@@ -84,7 +84,7 @@ def record(
     folder = Path(out_dir)
     say = progress or (lambda line: None)
     revision = code_revision(folder, allow_dirty=allow_dirty)
-    kernel = _found(implementation, device)
+    kernel = _runnable(implementation, device)
     recording = Recording()
     todo = [parse_case(case) if isinstance(case, str) else case for case in cases]
     if not todo:
@@ -167,7 +167,7 @@ class _Skipped(Exception):
     """The kernel doesn't serve the case, for this reason."""
 
 
-def _found(implementation: str | Implementation, device: str | None) -> Implementation:
+def _runnable(implementation: str | Implementation, device: str | None) -> Implementation:
     if not isinstance(implementation, str):
         return implementation
     if why := registry.reason(implementation, device):

@@ -51,7 +51,7 @@ def _table() -> dict[str, Entry]:
     for suite in SUITES.values():
         for offer in suite.offers:
             offers.setdefault(offer.name, {})[suite.name] = offer
-    return {name: Entry(name=name, offers=found) for name, found in offers.items()}
+    return {name: Entry(name=name, offers=by_suite) for name, by_suite in offers.items()}
 
 
 TABLE = _table()
@@ -140,8 +140,8 @@ def default_candidates(suites: Sequence[str], device: str | None) -> list[str]:
 
 def default_references(suites: Sequence[str], device: str | None) -> dict[str, str]:
     """By suite the reference of a run that names none, where there is one."""
-    found = {suite: default_reference(suite, device) for suite in suites}
-    return {suite: name for suite, name in found.items() if name is not None}
+    defaults = {suite: default_reference(suite, device) for suite in suites}
+    return {suite: name for suite, name in defaults.items() if name is not None}
 
 
 def recorded_references(suite: str) -> list[str]:

@@ -36,10 +36,10 @@ def run_repeatedly(implementation: Implementation, inputs: Inputs, times: int) -
     for number in range(2, times + 1):
         again, took = timed(implementation, inputs)
         longest = max(longest, took)
-        found = difference(first, again)
-        if found is not None:
+        change = difference(first, again)
+        if change is not None:
             different.append(number)
-            worst = worst or f"run {number}: {found}"
+            worst = worst or f"run {number}: {change}"
     said = None
     if different:
         said = f"{len(different)} of {times - 1} repeats differ from the first run; {worst}"
@@ -76,18 +76,18 @@ def difference(first: Result, other: Result) -> str | None:
     if not a and not b:  # a plan, of whole numbers
         return None if first == other else "another plan"
     said = [_array_difference(name, a.get(name), b.get(name)) for name in a | b]
-    return "; ".join(found for found in said if found is not None) or None
+    return "; ".join(change for change in said if change is not None) or None
 
 
 def _arrays(result: Result) -> dict[str, np.ndarray]:
     """The tensors of a result by name."""
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     for field in dataclasses.fields(result):
         value = getattr(result, field.name)
         for name, array in (value if isinstance(value, Mapping) else {field.name: value}).items():
             if isinstance(array, np.ndarray):
-                found[name] = array
-    return found
+                by_name[name] = array
+    return by_name
 
 
 def _array_difference(name: str, a: np.ndarray | None, b: np.ndarray | None) -> str | None:

@@ -103,8 +103,8 @@ def _compared(
         names = jobs.ask(registry.default_candidates, suites, device)
     chosen = [registry.find(c, device) if isinstance(c, str) else c for c in names]
     if reference is None:
-        found = jobs.ask(registry.default_references, suites, device)
-        references = {suite: registry.find(name, device) for suite, name in found.items()}
+        defaults = jobs.ask(registry.default_references, suites, device)
+        references = {suite: registry.find(name, device) for suite, name in defaults.items()}
     elif reference == registry.ORACLE:
         references = {}
     else:

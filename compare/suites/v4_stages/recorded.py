@@ -38,19 +38,19 @@ class V4StagesRecords(Records):
 
     def restore(self, inputs: Inputs, stored: Stored, notes: tuple[str, ...]) -> V4StagesResult:
         assert isinstance(inputs, V4StagesInputs)
-        found = {
+        arrays = {
             name.partition(".")[2]: _widened(array)
             for name, array in stored.tensors.items()
             if name.startswith("out.")
         }
-        if found.keys() & {"rows", "values"}:
+        if arrays.keys() & {"rows", "values"}:
             before = inputs.arguments.get("workspace")
-            if not isinstance(before, np.ndarray) or found.keys() != {"rows", "values"}:
+            if not isinstance(before, np.ndarray) or arrays.keys() != {"rows", "values"}:
                 raise Incomplete("a gather has out.rows and out.values, and a workspace before it")
             workspace = before.copy()
-            workspace.reshape(-1, before.shape[-1])[found["rows"]] = found["values"]
-            found = {"workspace": workspace}
-        return V4StagesResult(arrays=found, notes=notes)
+            workspace.reshape(-1, before.shape[-1])[arrays["rows"]] = arrays["values"]
+            arrays = {"workspace": workspace}
+        return V4StagesResult(arrays=arrays, notes=notes)
 
     def source(self, build: Mapping[str, str], place: str) -> str:
         return f"{build['name']} {build['version']}, its own stage functions run on {place}"
