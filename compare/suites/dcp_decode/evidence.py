@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
-from torch import Tensor
+from jaxtyping import Int64
 
 from compare.judging.device import to_numpy, upload
 from compare.judging.evidence import Evidence
-from compare.judging.parts import PART_ROUNDING, exact_part_slack, exact_slack, merged_bounds
+from compare.judging.parts import (
+    PART_ROUNDING,
+    exact_part_slack,
+    exact_slack,
+    mass_of_ranks,
+    merged_bounds,
+)
 from compare.judging.row_kinds import RowKinds
 from compare.judging.rows import OracleRows, Rows, bounded_rows, oracle_rows
 from compare.suites.dcp_decode.call import DcpDecodeInputs
@@ -26,9 +31,6 @@ from compare.suites.dcp_decode.tolerance import FLASHMLA_DENSE
 
 if TYPE_CHECKING:
     from torch_ref import DecodeOracleResult, DecodeVariant
-
-_SAME = 1e-9
-"""How far the merged oracles of all ranks may be from the oracle of all keys, relatively."""
 
 
 def evidence_of(inputs: DcpDecodeInputs, device: str | None = None) -> Evidence[DecodeWitness]:
@@ -74,7 +76,7 @@ class DecodeWitness:
         rows = bounded_rows(tokens, self.kinds(tokens), oracle, yardstick)
         bounds, rounding, mass = rows.bounds, np.zeros_like(rows.lse), None
         if self._shards:
-            mass = self._mass(tokens, oracle)
+            mass = mass_of_ranks(self.parts(tokens), oracle.out, oracle.lse)
             mass_norm = to_numpy(torch.linalg.vector_norm(mass, dim=-1))
             rounding = PART_ROUNDING * mass_norm
             bounds = merged_bounds(
@@ -124,28 +126,6 @@ class DecodeWitness:
             f"{undefined} rows have infinite inputs, scores past 1e30 or a NaN behind their last "
             "key and were not compared",
         )
-
-    def _mass(
-        self, tokens: Int64[np.ndarray, " n"], whole: DecodeOracleResult
-    ) -> Float64[Tensor, "n H 512"]:
-        """sum_r w_r |o_r|. ValueError where the ranks together aren't the whole call."""
-        import torch_ref
-
-        parts = self.parts(tokens)
-        merged = torch_ref.merge_oracle(parts)
-        for name in ("out", "lse"):
-            got, right = getattr(merged, name), getattr(whole, name)
-            size = right.abs().nan_to_num(0.0, 0.0, 0.0).max() if right.numel() else 0.0
-            if not torch.allclose(got, right, rtol=_SAME, atol=_SAME * float(size), equal_nan=True):
-                raise ValueError(
-                    f"shards: {name} of all ranks merged isn't that of the one call over all keys; "
-                    "accepted are shards that hold each of its keys once"
-                )
-        mass = torch.zeros_like(whole.out)
-        for part in parts:
-            weight = torch.where(part.lse == -torch.inf, 0.0, torch.exp(part.lse - whole.lse))
-            mass += weight[..., None] * part.out.abs()
-        return mass
 
 
 def as_rows(result: DecodeOracleResult) -> OracleRows:
