@@ -25,7 +25,7 @@ _INTERPRETED_SHAPES = 8
 _ALONE_ELEMENTS = 2**31
 """4 GB of bfloat16 in q and out."""
 
-_MOST_JOBS = 4
+_MOST_JOBS = 8
 _SHAPE_SECONDS, _CASE_SECONDS = 0.5, 0.05
 """Of a default run: a shape's compilation for all candidates, and a case's inputs and judging."""
 _JOB_SECONDS = 8.0

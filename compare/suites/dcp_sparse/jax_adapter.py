@@ -29,7 +29,8 @@ class JaxDcpSparse(JaxBackend, DcpSparse):
         local = local_positions(inputs.topk_positions, *group).astype(np.int32)
         packed = np.take_along_axis(local, np.argsort(local < 0, axis=1, kind="stable"), axis=1)
         cache = inputs.kv_cache
-        with jax.default_device(jax_device(self.device)), self.compilation():
+        compiled = self.compilation(max(inputs.q.size, inputs.kv_cache.size))
+        with jax.default_device(jax_device(self.device)), compiled:
             slots, lengths = global_topk_slots(
                 packed, inputs.token_to_request, inputs.block_table, page_size=cache.shape[1]
             )

@@ -90,7 +90,7 @@ def test_no_more_processes_than_there_are_cores_and_memory_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = [case for suite in SUITES for case in default_cases(suite)]
-    for cores, memory, jobs in ((1, 64e9, 1), (3, 64e9, 3), (64, 64e9, 4), (64, 3e9, 2), (8, 0, 1)):
+    for cores, memory, jobs in ((1, 64e9, 1), (3, 64e9, 3), (64, 64e9, 8), (64, 3e9, 2), (8, 0, 1)):
         monkeypatch.setattr(schedule, "_available_bytes", lambda memory=memory: memory)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
         assert helpful_jobs(every, None) == jobs
