@@ -35,7 +35,13 @@ def plan(name: str, words: str) -> DecodePlanResult:
 
 def test_one_name_answers_each_suite_with_its_own() -> None:
     eager = registry.find("torch", "cpu")
-    assert eager.suites == {"sparse-prefill", "dcp-decode", "v4-prefill", "v4-stages"}
+    assert eager.suites == {
+        "sparse-prefill",
+        "dcp-decode",
+        "v4-prefill",
+        "v4-stages",
+        "dcp-sparse",
+    }
     for line in (DECODE, "sparse-prefill:s_kv=40,h=2", "v4-prefill:seq=9,q=1,h=2"):
         inputs = make_inputs(parse_case(line))
         assert eager.supports(parse_case(line)) is None
