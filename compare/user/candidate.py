@@ -66,7 +66,7 @@ def candidate(function: Any = None, /, **options: Any) -> Any:
     kv_scale float or None, and gives back (out [T, H, 512] bfloat16, lse [T, H] float32) of this
     rank's keys; a case of all ranks calls it once for each and merges. Cases with float8_e4m3fn
     queries are for functions that take q_scale too, a float or None.
-    v4-prefill: all of compare.cases.v4_inputs.V4PrefillInputs but case and plan_rules: q
+    v4-prefill: all of V4PrefillInputs (suites/v4_prefill/call.py) but case and plan_rules: q
     [T, H, 512] bfloat16, swa_cache, swa_block_table, swa_page, compressed_cache,
     compressed_block_table, compressed_page and topk_indices (None, all four, with compress_ratio
     1), kv_format, query_start_loc, seq_lens, seq_lens_bound or None, attn_sink [H] float32 or None,
