@@ -6,12 +6,14 @@ int64 array into an int32 one without a word.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -140,8 +142,55 @@ def on_host(*arrays: Any) -> bool:
     )
 
 
-def to_jax_beside(array: np.ndarray, other: jax.Array) -> jax.Array:
-    """NumPy's array as JAX's on the one device of another, and bound to it if that one is."""
+def namespace(*arrays: Any) -> Any:
+    """numpy if all of them are NumPy's, else jax.numpy: where the two mean the same."""
+    return np if all(isinstance(array, (np.ndarray, np.generic)) for array in arrays) else jnp
+
+
+def compiled_or_numpy[**P, R](*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function written with `namespace`: NumPy runs it on arrays that are `on_host`,
+    since compiling it for a batch takes longer than that, and jax.jit on all others.
+
+    static: arguments that jit has to know. Results are NumPy's only if all arrays are.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        compiled: Any = jax.jit(function, static_argnames=static)
+
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            given = [x for x in jax.tree.leaves((args, named)) if hasattr(x, "shape")]
+            if not on_host(*given):
+                return compiled(*args, **named)
+            args, named = jax.tree.map(_as_numpy, (args, named))
+            others = [x for x in given if isinstance(x, jax.Array)]
+            result = function(*args, **named)
+            if not others:
+                return result
+            beside = next((x for x in others if x.committed), others[0])
+            return jax.tree.map(lambda x: to_jax_beside(x, beside), result)
+
+        return call
+
+    return decorate
+
+
+def bits_as(array: Any, dtype: Any) -> Any:
+    """The same bits as numbers of another dtype of the same size."""
+    if isinstance(array, np.ndarray):
+        return array.view(dtype)
+    return jax.lax.bitcast_convert_type(array, dtype)
+
+
+def _as_numpy(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, jax.Array) else value
+
+
+def to_jax_beside(array: np.ndarray, other: Any) -> Any:
+    """NumPy's array as JAX's on the one device of another, and bound to it if that one is; as it is
+    where the other is NumPy's too."""
+    if not isinstance(other, jax.Array):
+        return array
     (device,) = other.devices()
     with jax.default_device(device):
         return jax.device_put(array, device if other.committed else None)

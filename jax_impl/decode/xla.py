@@ -5,8 +5,9 @@ summed in float32, softmax and its sum in float32, the weights rounded to bfloat
 product with the values. Tokens go one at a time, heads 64 at a time and keys 512 at a time, so
 the arithmetic of a (token, head) row is the same in every batch and under every plan.
 
-On a CPU, outside jit, each of those steps is a program of its own, which batches of all sizes have
-in common: compiling one for a batch takes longer than running it. Elsewhere all steps are one.
+On a CPU, outside jit, NumPy reads keys, and each of the other steps is a program of its own, which
+batches of all sizes have in common: compiling one for a batch takes longer than running it.
+Elsewhere all steps are one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_impl.arrays import on_host, to_jax_beside
+from jax_impl.arrays import namespace, on_host, to_jax_beside
 from jax_impl.decode.arguments import D_V
 from jax_impl.decode.result import DecodeResult
 
@@ -68,7 +69,7 @@ def _attend_in_steps(
     out = np.empty((tokens, groups, HEAD_GROUP, D_V), out_dtype)
     lse = np.empty((tokens, groups, HEAD_GROUP), np.float32)
 
-    table = np.asarray(block_table)
+    table, cache = np.asarray(block_table), np.asarray(kv_cache)
     held = np.minimum(row_keys, table.shape[1] * page_size)
     table = np.pad(table, [(0, 0), (0, -table.shape[1] % pages_at_a_time)])
     for token, num_keys in enumerate(held):
@@ -76,7 +77,7 @@ def _attend_in_steps(
         states = [_nothing_taken()] * groups
         for block in range(-(-num_keys // KEYS_AT_A_TIME)):
             left = np.int32(num_keys - block * KEYS_AT_A_TIME)
-            keys, valid = _keys_of(kv_cache, numbers[block], left, jnp.float32)
+            keys, valid = _keys_of(cache, numbers[block], left, np.float32)
             states = [
                 _take(part, keys, valid, logit_scale, state)
                 for part, state in zip(queries[token], states, strict=True)
@@ -164,7 +165,6 @@ def _nothing_taken() -> _State:
     )
 
 
-@functools.partial(jax.jit, static_argnums=3)
 def _keys_of(
     kv_cache: Float[Array, "pages P 576"],
     numbers: Int32[Array, " pages_at_a_time"],
@@ -172,11 +172,12 @@ def _keys_of(
     operand_dtype: Any,
 ) -> tuple[Float[Array, "K 576"], Bool[Array, " K"]]:
     """The keys of some pages, of which the first `left` count, and which these are."""
+    xp = namespace(numbers)
     pages, _, width = kv_cache.shape
-    keys = kv_cache[jnp.clip(numbers, 0, pages - 1)].reshape(-1, width)
+    keys = kv_cache[xp.clip(numbers, 0, pages - 1)].reshape(-1, width).astype(operand_dtype)
     # Behind the last key the cache, and the table, may hold anything.
-    valid = jnp.arange(KEYS_AT_A_TIME) < left
-    return jnp.where(valid[:, None], keys.astype(operand_dtype), 0), valid
+    valid = xp.arange(KEYS_AT_A_TIME) < left
+    return xp.where(valid[:, None], keys, xp.zeros((), operand_dtype)), valid
 
 
 @jax.jit

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced
+from jax_impl.arrays import is_traced, on_host, to_jax_beside
 from jax_impl.kv_cache import kernel_sm90, xla
 from jax_impl.kv_cache.arguments import Arguments, check
 from jax_impl.kv_cache.paged import PagedKV
@@ -96,7 +97,19 @@ def gather_kv_into(
 
 
 def _gather_xla(arguments: Arguments) -> jax.Array:
+    arrays = jax.tree.leaves(arguments[:5])
+    if not is_traced(arguments.offset) and on_host(*arrays):
+        return _gather_on_host(arguments)
     return xla.gather(*_operands(arguments))
+
+
+def _gather_on_host(arguments: Arguments) -> jax.Array:
+    workspace = np.array(arguments.workspace)
+    paged, table, seq_lens, gather_lens = jax.tree.map(np.asarray, arguments[:4])
+    xla.gather_on_host(
+        paged, table, seq_lens, workspace, gather_lens=gather_lens, offset=arguments.offset
+    )
+    return to_jax_beside(workspace, arguments.workspace)
 
 
 def _gather_xla_into(arguments: Arguments) -> None:

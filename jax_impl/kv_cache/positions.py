@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+from jax_impl.arrays import namespace
 
 
 class GatheredRows(NamedTuple):
-    """The rows of one request; everything is an int32, traced or not."""
+    """The rows of one request; everything is an int32, traced or NumPy's or JAX's."""
 
     seq_len: Any
     gather_len: Any
@@ -25,13 +25,14 @@ class GatheredRows(NamedTuple):
     @property
     def first(self) -> Any:
         """Row of the workspace that holds the first gathered token for which there is a row."""
-        return jnp.clip(self.offset, 0, self.num_rows)
+        return namespace(self.offset).clip(self.offset, 0, self.num_rows)
 
     @property
     def count(self) -> Any:
         """Rows from the first on that there are in the workspace."""
-        behind = jnp.maximum(self.gather_len, 0) + jnp.minimum(self.offset, 0)
-        return jnp.clip(behind, 0, self.num_rows - self.first)
+        xp = namespace(self.gather_len, self.offset)
+        behind = xp.maximum(self.gather_len, 0) + xp.minimum(self.offset, 0)
+        return xp.clip(behind, 0, self.num_rows - self.first)
 
     def position(self, row: Any) -> Any:
         return self.seq_len - self.gather_len + (row - self.offset)

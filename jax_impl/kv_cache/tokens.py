@@ -14,15 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_impl.arrays import is_traced, shape_of, to_jax
+from jax_impl.arrays import bits_as, is_traced, namespace, shape_of, to_jax
 from jax_impl.kv_cache import quantize
-from jax_impl.kv_cache.formats import Field, KVFormat, ScaleRule
+from jax_impl.kv_cache.formats import Field, KVFormat, ScaleRule, format_named
 from jax_impl.kv_cache.paged import PagedKV, check_paged
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Float, Float32, Int32, UInt8, UInt16
 
 SKIPPED = -1
+
+DECODED_AT_A_TIME = 256
 
 
 def read_kv(paged: PagedKV, slots: Int32[Any, "*rest"]) -> BFloat16[Array, "*rest D"]:
@@ -48,7 +50,7 @@ def read_kv(paged: PagedKV, slots: Int32[Any, "*rest"]) -> BFloat16[Array, "*res
 def _read(paged: PagedKV, slots: jax.Array) -> jax.Array:
     slots = jnp.clip(slots, 0, paged.num_slots - 1)
     page, token = slots // paged.page_size, slots % paged.page_size
-    return lax.bitcast_convert_type(row_bits(paged, page, token), jnp.bfloat16)
+    return bits_as(row_bits(paged, page, token), jnp.bfloat16)
 
 
 def read_scales(paged: PagedKV, slots: Int32[Any, "*rest"]) -> Float32[Array, "*rest groups"]:
@@ -83,26 +85,30 @@ def _read_scales(paged: PagedKV, slots: jax.Array) -> jax.Array:
 def row_bits(
     paged: PagedKV, page: Int32[Array, "*rest"], token: Int32[Array, "*rest"]
 ) -> UInt16[Array, "*rest D"]:
-    """Bits of bfloat16 rows. For use inside jit: pages and tokens outside act as the nearest."""
+    """Bits of bfloat16 rows. Pages and tokens outside act as the nearest. For use inside jit, or
+    on NumPy's arrays, which give NumPy's."""
     layout = paged.layout
     if layout.quantised is None:
-        page = jnp.clip(page, 0, paged.num_pages - 1)
-        rows = paged.cache[page, jnp.clip(token, 0, paged.page_size - 1)]
-        return lax.bitcast_convert_type(rows, jnp.uint16)
+        xp = namespace(page, token)
+        page = xp.clip(page, 0, paged.num_pages - 1)
+        rows = paged.cache[page, xp.clip(token, 0, paged.page_size - 1)]
+        return bits_as(rows, jnp.uint16)
     return decoded(layout, *region_bytes(paged, page, token))
 
 
 def region_bytes(
     paged: PagedKV, page: Int32[Array, "*rest"], token: Int32[Array, "*rest"]
 ) -> tuple[UInt8[Array, "..."], ...]:
-    """A token's share of each region of its page, of a format of bytes. For use inside jit."""
+    """A token's share of each region of its page, of a format of bytes; as `row_bits`."""
     layout = paged.layout
     shares = [Field(region=i, offset=0, size=size) for i, size in enumerate(layout.regions)]
     return tuple(_field(paged, share, page, token) for share in shares)
 
 
 def decoded(layout: KVFormat, *regions: UInt8[Array, "..."]) -> UInt16[Array, "*rest D"]:
-    """Bits of bfloat16 rows from the bytes of their tokens."""
+    """Bits of bfloat16 rows from the bytes of their tokens; as `row_bits`."""
+    if isinstance(regions[0], np.ndarray):
+        return _decoded_in_blocks(layout, regions)
     quantised = layout.quantised
     assert quantised is not None
     codes, scales, plain = (
@@ -112,9 +118,32 @@ def decoded(layout: KVFormat, *regions: UInt8[Array, "..."]) -> UInt16[Array, "*
     return quantize.decode(codes, scales, plain, quantised)
 
 
+def _decoded_in_blocks(layout: KVFormat, regions: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Some rows at a time, so that calls of all sizes have one program in common."""
+    rest = regions[0].shape[:-1]
+    regions = tuple(region.reshape(-1, region.shape[-1]) for region in regions)
+    rows = len(regions[0])
+    bits = np.empty((rows, layout.d), np.uint16)
+    for first in range(0, rows, DECODED_AT_A_TIME):
+        block = [region[first : first + DECODED_AT_A_TIME] for region in regions]
+        left = len(block[0])
+        missing = [(0, DECODED_AT_A_TIME - left), (0, 0)]
+        found = _decode_block(layout.name, *(np.pad(part, missing) for part in block))
+        bits[first : first + left] = np.asarray(found)[:left]
+    return bits.reshape(*rest, layout.d)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode_block(kv_format: str, *regions: jax.Array) -> jax.Array:
+    return decoded(format_named(kv_format), *map(jnp.asarray, regions))  # also without jit
+
+
 def _field(paged: PagedKV, field: Field, page: jax.Array, token: jax.Array) -> UInt8[Array, "..."]:
     layout = paged.layout
     in_page = layout.first_byte(field, paged.page_size) + token * layout.token_stride(field)
+    if isinstance(paged.cache, np.ndarray):
+        page = np.clip(page, 0, paged.num_pages - 1)
+        return paged.cache[page[..., None], in_page[..., None] + np.arange(field.size)]
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(page.ndim,), collapsed_slice_dims=(0,), start_index_map=(0, 1)
     )

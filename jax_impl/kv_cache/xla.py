@@ -2,6 +2,9 @@
 
 Requests are worked through in blocks of rows, each read, dequantised and put in its place: what
 is needed beside the workspace doesn't grow with it. A request costs what the longest one gathers.
+
+On a CPU, outside jit, NumPy reads and writes, and a program that all gathers have in common
+dequantises: compiling one for a cache and a workspace takes longer than running it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_impl.kv_cache.paged import PagedKV
@@ -20,6 +24,27 @@ if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Int32
 
 BLOCK_ROWS = 256
+
+
+def gather_on_host(
+    paged: PagedKV,
+    block_table: np.ndarray,
+    seq_lens: np.ndarray,
+    workspace: np.ndarray,
+    *,
+    gather_lens: np.ndarray,
+    offset: int,
+) -> None:
+    """The same with NumPy's arrays, the cache's too, into the workspace."""
+    bits = workspace.view(np.uint16)
+    num_rows = workspace.shape[1]
+    for b in range(len(seq_lens)):
+        rows = GatheredRows(seq_lens[b], gather_lens[b], np.int32(offset), num_rows)
+        row = np.arange(num_rows, dtype=np.int32)
+        row = row[rows.has(row)]
+        position = rows.position(row)
+        column = np.clip(position // paged.page_size, 0, block_table.shape[1] - 1)
+        bits[b, row] = row_bits(paged, block_table[b, column], position % paged.page_size)
 
 
 @jax.jit

@@ -6,13 +6,12 @@ which no attention reads, and a length is kept between 0 and the width.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.arrays import compiled_or_numpy, namespace
 from jax_impl.prefill.indices import checks
 from jax_impl.prefill.indices.slots import PagedBatch, as_jax, slots_of
 from jax_impl.prefill.indices.tokens import IndexLists, nothing_listed, tokens_of
@@ -74,7 +73,7 @@ def global_topk_slots(
     )  # fmt: skip
 
 
-@jax.jit
+@compiled_or_numpy()
 def _global_topk(
     topk_indices: jax.Array,
     token_to_request: jax.Array,
@@ -83,12 +82,13 @@ def _global_topk(
     page_size: Any,
     num_slots: Any,
 ) -> IndexLists:
+    xp = namespace(topk_indices)
     known = (token_to_request >= 0) & (token_to_request < block_table.shape[0])
-    request = jnp.where(known, token_to_request, 0)[:, None]
-    entry = jnp.where(known[:, None], topk_indices, -1)
+    request = xp.where(known, token_to_request, 0)[:, None]
+    entry = xp.where(known[:, None], topk_indices, -1)
     slots = slots_of(block_table, request, entry, page_size, num_slots)
-    counted = jnp.sum(topk_indices >= 0, axis=1, dtype=jnp.int32)
-    return IndexLists(slots, jnp.where(is_valid_token & known, counted, 0))
+    counted = xp.sum(topk_indices >= 0, axis=1, dtype=xp.int32)
+    return IndexLists(slots, xp.where(is_valid_token & known, counted, 0))
 
 
 def _check_topk(
@@ -179,7 +179,7 @@ def c128_width(max_seq_len: int, max_model_len: int, compress_ratio: int = 128) 
     return min(max(needed, 128), most)
 
 
-@functools.partial(jax.jit, static_argnames=("num_tokens", "width"))
+@compiled_or_numpy("num_tokens", "width")
 def all_entries(
     query_start_loc: jax.Array,
     seq_lens: jax.Array,
@@ -188,10 +188,11 @@ def all_entries(
     num_tokens: int,
     width: int,
 ) -> jax.Array:
+    xp = namespace(query_start_loc)
     token = tokens_of(query_start_loc, seq_lens, num_tokens)
-    seen = jnp.where(token.real, (token.position + 1) // compress_ratio, 0)
-    column = jnp.arange(width, dtype=jnp.int32)
-    return jnp.where(column < seen[:, None], column, -1)
+    seen = xp.where(token.real, (token.position + 1) // compress_ratio, 0)
+    column = xp.arange(width, dtype=xp.int32)
+    return xp.where(column < seen[:, None], column, -1)
 
 
 def c128_global_slots(
@@ -242,13 +243,14 @@ def c128_global_slots(
     return _c128_slots(batch.as_jax(), compress_ratio, width=width)
 
 
-@functools.partial(jax.jit, static_argnames="width")
+@compiled_or_numpy("width")
 def _c128_slots(batch: PagedBatch, compress_ratio: Any, *, width: int) -> IndexLists:
+    xp = namespace(batch.query_start_loc)
     entry = all_entries(
         batch.query_start_loc, batch.seq_lens, compress_ratio,
         num_tokens=batch.num_tokens, width=width,
     )  # fmt: skip
     token = tokens_of(batch.query_start_loc, batch.seq_lens, batch.num_tokens)
     slots = batch.slots_of(token.request[:, None], entry)
-    seen = jnp.clip((token.position + 1) // compress_ratio, 0, width)
-    return IndexLists(slots, jnp.where(token.real & (batch.slot_mapping >= 0), seen, 0))
+    seen = xp.clip((token.position + 1) // compress_ratio, 0, width)
+    return IndexLists(slots, xp.where(token.real & (batch.slot_mapping >= 0), seen, 0))

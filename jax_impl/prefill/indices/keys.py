@@ -6,12 +6,11 @@ lists nothing but keys of its own request that it sees.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from jax_impl.arrays import compiled_or_numpy, namespace
 from jax_impl.prefill.indices.slots import column_of, first_slots, look_up
 from jax_impl.prefill.indices.tokens import IndexLists, tokens_of
 
@@ -37,32 +36,33 @@ def listed_keys(
     width: int,
 ) -> Keys:
     """What each token lists. Nothing but its own request's visible keys, whatever the values."""
+    xp = namespace(topk_indices)
     num_tokens, topk = topk_indices.shape
     token = tokens_of(query_start_loc, seq_lens, num_tokens)
     position = token.position[:, None]
-    visible = jnp.maximum((position + 1) // jnp.maximum(compress_ratio, 1), 0)
-    entries = jnp.minimum(visible, topk)
-    reach = jnp.maximum(window - 1, image_left[:, None])
-    first = jnp.maximum(position - reach, 0)
+    visible = xp.maximum((position + 1) // xp.maximum(xp.int32(compress_ratio), 1), 0)
+    entries = xp.minimum(visible, topk)
+    reach = xp.maximum(window - 1, image_left[:, None])
+    first = xp.maximum(position - reach, 0)
     # Cut before it is added to: no sum may wrap around.
-    count = jnp.clip(position + image_right[:, None] - first + 1, 0, width)
-    length = jnp.where(token.real[:, None], entries + count, 0)
+    count = xp.clip(position + image_right[:, None] - first + 1, 0, width)
+    length = xp.where(token.real[:, None], entries + count, 0)
 
-    column = jnp.arange(width, dtype=jnp.int32)
+    column = xp.arange(width, dtype=xp.int32)
     listed = column < length
-    entry = jnp.pad(topk_indices, [(0, 0), (0, width - topk)], constant_values=-1)
+    entry = xp.pad(topk_indices, [(0, 0), (0, width - topk)], constant_values=-1)
     seen = listed & (column < entries) & (entry >= 0) & (entry < visible)
     at = first + column - entries
     there = listed & (column >= entries) & (at < seq_lens[token.request][:, None])
     return Keys(
         request=token.request,
-        entry=jnp.where(seen, entry, -1),
-        position=jnp.where(there, at, -1),
-        lengths=jnp.minimum(length[:, 0], width),
+        entry=xp.where(seen, entry, -1),
+        position=xp.where(there, at, -1),
+        lengths=xp.minimum(length[:, 0], width),
     )
 
 
-@functools.partial(jax.jit, static_argnames="width")
+@compiled_or_numpy("width")
 def combined_rows(
     topk_indices: jax.Array,
     query_start_loc: jax.Array,
@@ -81,16 +81,17 @@ def combined_rows(
         topk_indices, query_start_loc, seq_lens, image_left, image_right,
         compress_ratio, window, width=width,
     )  # fmt: skip
+    xp = namespace(topk_indices)
     base = keys.request[:, None] * workspace_rows
     begin = (seq_lens - gather_lens)[keys.request][:, None]
     row = keys.position - begin
     gathered = (keys.position >= 0) & (row >= 0) & (row < workspace_rows - compressed_rows)
-    rows = jnp.where(gathered, base + compressed_rows + row, -1)
+    rows = xp.where(gathered, base + compressed_rows + row, -1)
     compressed = (keys.entry >= 0) & (keys.entry < compressed_rows)
-    return IndexLists(jnp.where(compressed, base + keys.entry, rows), keys.lengths)
+    return IndexLists(xp.where(compressed, base + keys.entry, rows), keys.lengths)
 
 
-@functools.partial(jax.jit, static_argnames="width")
+@compiled_or_numpy("width")
 def combined_slots(
     topk_indices: jax.Array,
     query_start_loc: jax.Array,
@@ -112,15 +113,16 @@ def combined_slots(
         topk_indices, query_start_loc, seq_lens, image_left, image_right,
         compress_ratio, window, width=width,
     )  # fmt: skip
+    xp = namespace(topk_indices)
     # Both tables side by side, and each key looked up once.
     compressed = first_slots(compressed_block_table, compressed_page_size, compressed_num_slots)
     swa = first_slots(swa_block_table, swa_page_size, swa_num_slots, before=compressed_num_slots)
     in_window, entry, position = keys.position >= 0, keys.entry, keys.position
-    column = jnp.where(
+    column = xp.where(
         in_window,
         compressed.shape[1] + column_of(position, swa_page_size, swa_block_table.shape[1]),
         column_of(entry, compressed_page_size, compressed_block_table.shape[1]),
     )
-    offset = jnp.where(in_window, position % swa_page_size, entry % compressed_page_size)
-    tables = jnp.concatenate([compressed, swa], axis=1)
+    offset = xp.where(in_window, position % swa_page_size, entry % compressed_page_size)
+    tables = xp.concatenate([compressed, swa], axis=1)
     return IndexLists(look_up(tables, keys.request[:, None], column, offset), keys.lengths)

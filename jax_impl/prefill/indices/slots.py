@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.arrays import to_jax
+from jax_impl.arrays import namespace, to_jax
 from jax_impl.prefill.indices import checks
 from jax_impl.prefill.indices.checks import INT32_MAX
 
@@ -98,14 +97,16 @@ def first_slots(
 
     The column behind the table's is where `column_of` sends what is in none of them.
     """
+    xp = namespace(block_table)
     there = (block_table >= 0) & (block_table < num_slots // page_size)
-    first = jnp.where(there, before + block_table * page_size, _NOWHERE)
-    return jnp.pad(first, [(0, 0), (0, 1)], constant_values=_NOWHERE)
+    first = xp.where(there, before + block_table * page_size, _NOWHERE)
+    return xp.pad(first, [(0, 0), (0, 1)], constant_values=_NOWHERE)
 
 
 def column_of(token: jax.Array, page_size: Any, num_columns: int) -> jax.Array:
-    column = jnp.minimum(token // page_size, num_columns)
-    return jnp.where(token >= 0, column, num_columns)
+    xp = namespace(token)
+    column = xp.minimum(token // page_size, num_columns)
+    return xp.where(token >= 0, column, num_columns)
 
 
 def look_up(
@@ -121,7 +122,7 @@ def look_up(
         slots = first.reshape(-1)[request * num_columns + column]
     else:
         slots = first[request, column]
-    return jnp.maximum(slots + offset, -1)
+    return namespace(slots).maximum(slots + offset, -1)
 
 
 def no_table(num_requests: int) -> np.ndarray:

@@ -8,14 +8,13 @@ this step's included.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_impl.arrays import to_jax
+from jax_impl.arrays import compiled_or_numpy, namespace, to_jax
 from jax_impl.prefill.indices import checks
 
 if TYPE_CHECKING:
@@ -95,20 +94,21 @@ def token_to_request(
     return _token_to_request(to_jax(query_start_loc, "query_start_loc"), num_tokens, mapped)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@compiled_or_numpy("num_tokens")
 def _token_to_request(query_start_loc: jax.Array, num_tokens: int, num_mapped: Any) -> jax.Array:
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    xp = namespace(query_start_loc)
+    token = xp.arange(num_tokens, dtype=xp.int32)
     ends = query_start_loc[1:] - query_start_loc[0]
     # One pass; a search by halves is a loop of several.
-    request = jnp.searchsorted(ends, token, side="right", method="compare_all").astype(jnp.int32)
-    request = jnp.minimum(request, ends.shape[0] - 1)
-    return jnp.where(token < num_mapped, request, 0)
+    request = xp.sum(ends[:, None] <= token, axis=0, dtype=xp.int32)
+    request = xp.minimum(request, ends.shape[0] - 1)
+    return xp.where(token < num_mapped, request, 0)
 
 
 def tokens_of(query_start_loc: jax.Array, seq_lens: jax.Array, num_tokens: int) -> Tokens:
     """Request and position of each of num_tokens rows; position = seq_len - query_len + row."""
     offsets = query_start_loc - query_start_loc[0]
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    token = namespace(offsets).arange(num_tokens, dtype=np.int32)
     request = _token_to_request(query_start_loc, num_tokens, num_tokens)
     return Tokens(
         request=request,
@@ -159,13 +159,14 @@ def gather_lens(
     )
 
 
-@jax.jit
+@compiled_or_numpy()
 def window_rows(
     query_start_loc: jax.Array, seq_lens: jax.Array, window: Any, replay_start: Any = 0
 ) -> jax.Array:
-    query_lens = jnp.diff(query_start_loc)
+    xp = namespace(query_start_loc)
+    query_lens = xp.diff(query_start_loc)
     before = seq_lens - query_lens - replay_start
-    return query_lens + jnp.clip(before, 0, window - 1)
+    return query_lens + xp.clip(before, 0, window - 1)
 
 
 def image_spans_csr(
@@ -244,7 +245,7 @@ def image_visibility(
     )
 
 
-@functools.partial(jax.jit, static_argnames="num_tokens")
+@compiled_or_numpy("num_tokens")
 def visible_in_images(
     query_start_loc: jax.Array,
     seq_lens: jax.Array,
@@ -254,17 +255,18 @@ def visible_in_images(
     *,
     num_tokens: int,
 ) -> ImageVisibility:
+    xp = namespace(query_start_loc)
     if not spans.shape[0] or not seq_lens.shape[0]:
-        nothing = jnp.zeros(num_tokens, jnp.int32)
+        nothing = xp.zeros(num_tokens, xp.int32)
         return ImageVisibility(nothing, nothing)
     token = tokens_of(query_start_loc, seq_lens, num_tokens)
-    number = jnp.arange(spans.shape[0], dtype=jnp.int32)
-    owner = jnp.searchsorted(span_offsets[1:], number, side="right")
+    number = xp.arange(spans.shape[0], dtype=xp.int32)
+    owner = xp.searchsorted(span_offsets[1:], number, side="right")
     first, last = spans[:, 0], spans[:, 1]
     position = token.position[:, None]
     holds = (owner == token.request[:, None]) & (first <= position) & (position <= last)
-    chosen = jnp.max(jnp.where(holds, number, -1), axis=1, initial=-1)
+    chosen = xp.max(xp.where(holds, number, -1), axis=1, initial=-1)
     inside = (chosen >= 0) & token.real
-    left = jnp.minimum(token.position - first[chosen], max_image_tokens - 1)
-    right = jnp.minimum(last[chosen] - token.position, max_image_tokens)
-    return ImageVisibility(jnp.where(inside, left, 0), jnp.where(inside, right, 0))
+    left = xp.minimum(token.position - first[chosen], max_image_tokens - 1)
+    right = xp.minimum(last[chosen] - token.position, max_image_tokens)
+    return ImageVisibility(xp.where(inside, left, 0), xp.where(inside, right, 0))

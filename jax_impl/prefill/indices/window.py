@@ -7,13 +7,12 @@ reads, and a length is kept between 0 and the width.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.arrays import compiled_or_numpy, namespace
 from jax_impl.prefill.indices import checks
 from jax_impl.prefill.indices.slots import PagedBatch, as_jax
 from jax_impl.prefill.indices.tokens import IndexLists, Tokens, nothing_listed, tokens_of
@@ -97,7 +96,7 @@ def paged_swa_indices(
     )  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnames="width")
+@compiled_or_numpy("width")
 def _paged_swa(
     batch: PagedBatch,
     replay_start: jax.Array,
@@ -108,9 +107,10 @@ def _paged_swa(
     width: int,
 ) -> IndexLists:
     token = tokens_of(batch.query_start_loc, batch.seq_lens, batch.num_tokens)
-    first = jnp.maximum(token.position - jnp.maximum(window - 1, image_left), 0)
-    first = jnp.maximum(first, replay_start[token.request])
-    end = jnp.minimum(token.position + image_right + 1, batch.seq_lens[token.request])
+    xp = namespace(image_left)
+    first = xp.maximum(token.position - xp.maximum(window - 1, image_left), 0)
+    first = xp.maximum(first, replay_start[token.request])
+    end = xp.minimum(token.position + image_right + 1, batch.seq_lens[token.request])
     return _window_slots(batch, token, first, end, width)
 
 
@@ -161,21 +161,23 @@ def dspark_indices(
     return _draft_block(batch.as_jax(), window, width=width)
 
 
-@functools.partial(jax.jit, static_argnames="width")
+@compiled_or_numpy("width")
 def _draft_block(batch: PagedBatch, window: Any, *, width: int) -> IndexLists:
     token = tokens_of(batch.query_start_loc, batch.seq_lens, batch.num_tokens)
-    first = jnp.maximum(batch.seq_lens - jnp.diff(batch.query_start_loc) - window, 0)
+    xp = namespace(batch.seq_lens)
+    first = xp.maximum(batch.seq_lens - xp.diff(batch.query_start_loc) - window, 0)
     return _window_slots(batch, token, first[token.request], batch.seq_lens[token.request], width)
 
 
 def _window_slots(
     batch: PagedBatch, token: Tokens, first: jax.Array, end: jax.Array, width: int
 ) -> IndexLists:
+    xp = namespace(first)
     real = token.real & (batch.slot_mapping >= 0)
-    position = first[:, None] + jnp.arange(width, dtype=jnp.int32)
-    position = jnp.where(real[:, None] & (position < end[:, None]), position, -1)
+    position = first[:, None] + xp.arange(width, dtype=xp.int32)
+    position = xp.where(real[:, None] & (position < end[:, None]), position, -1)
     slots = batch.slots_of(token.request[:, None], position)
-    return IndexLists(slots, jnp.where(real, jnp.clip(end - first, 0, width), 0))
+    return IndexLists(slots, xp.where(real, xp.clip(end - first, 0, width), 0))
 
 
 def _check_windows(

@@ -6,12 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced
+from jax_impl.arrays import is_traced, namespace
 from jax_impl.prefill.sparse import kernel_sm90, xla
 from jax_impl.prefill.sparse.arguments import D_V, check
 from jax_impl.prefill.sparse.batch import BatchRows
@@ -145,7 +144,7 @@ def _operands(
 ) -> _Operands:
     if not kv.shape[0]:
         # A gather from an array without rows is an error even where every slot is a hole.
-        kv = jnp.zeros((1, kv.shape[1]), kv.dtype)
+        kv = namespace(kv).zeros((1, kv.shape[1]), kv.dtype)
     return _Operands(kv, indices, *sink_and_length(sink, length, indices, num_heads))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from jax_impl.prefill.sparse.result import SparsePrefillResult
 
@@ -34,3 +35,19 @@ class BatchRows(NamedTuple):
     def written(self) -> SparsePrefillResult:
         """The batch's results as they are now; the refs are not to be used after it."""
         return SparsePrefillResult(*map(jax.freeze, self.result))
+
+
+class BatchRowsOnHost(BatchRows):
+    """The same with NumPy's arrays, outside jit, which are written to where they are."""
+
+    __slots__ = ()
+
+    def queries(self, num_tokens: int) -> np.ndarray:
+        return self.q[self.first_token :][:num_tokens]
+
+    def write(self, part: SparsePrefillResult) -> None:
+        for whole, rows in zip(self.result, part, strict=True):
+            whole[self.first_token :][: len(rows)] = rows
+
+    def written(self) -> SparsePrefillResult:
+        return self.result

@@ -11,7 +11,14 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced, known_number, shares_memory, to_jax, true_or_false
+from jax_impl.arrays import (
+    is_traced,
+    known_number,
+    namespace,
+    shares_memory,
+    to_jax,
+    true_or_false,
+)
 from jax_impl.kv_cache import FORMATS, PagedKV
 from jax_impl.prefill.sparse import kernel_sm90, xla
 from jax_impl.prefill.sparse.api import INTERPRETED_CTAS, base2, sink_and_length, with_scale_from_0
@@ -177,8 +184,8 @@ def _with_a_page(paged: PagedKV) -> PagedKV:
     """A read from an array without pages is an error even where every slot is a hole."""
     if paged.num_pages:
         return paged
-    cache = jnp.zeros(FORMAT.cache_shape(1, paged.page_size), jnp.uint8)
-    return PagedKV(cache, paged.page_size, FORMAT.name)
+    cache = namespace(paged.cache).zeros(FORMAT.cache_shape(1, paged.page_size), jnp.uint8)
+    return jax.tree.map(lambda _: cache, paged)
 
 
 def _attend(

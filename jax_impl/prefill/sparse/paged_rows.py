@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
-from jax import lax
 
+from jax_impl.arrays import bits_as, namespace
 from jax_impl.kv_cache import PagedKV
 from jax_impl.kv_cache.tokens import decoded, region_bytes
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 def read_rows(
     caches: Sequence[PagedKV], num_slots: Sequence[int], slots: Int32[Array, " N"]
 ) -> BFloat16[Array, "N D"]:
-    """The dequantised rows of slots, each of which exists.
+    """The dequantised rows of slots, each of which exists; of NumPy's arrays NumPy's.
 
     Every cache has at least one page, of which the first num_slots[i] slots count.
     """
+    xp = namespace(slots)
     regions, first = None, 0
     for paged, count in zip(caches, num_slots, strict=True):
-        own = jnp.clip(slots - first, 0, max(count - 1, 0))
+        own = xp.clip(slots - first, 0, max(count - 1, 0))
         found = region_bytes(paged, own // paged.page_size, own % paged.page_size)
         if regions is not None:
             here = (slots >= first)[:, None]
-            found = [jnp.where(here, new, old) for new, old in zip(found, regions, strict=True)]
+            found = [xp.where(here, new, old) for new, old in zip(found, regions, strict=True)]
         regions, first = found, first + count
     assert regions is not None  # there is a cache
-    return lax.bitcast_convert_type(decoded(caches[0].layout, *regions), jnp.bfloat16)
+    return bits_as(decoded(caches[0].layout, *regions), jnp.bfloat16)

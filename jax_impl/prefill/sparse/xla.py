@@ -8,8 +8,9 @@ number of bytes. The block's size depends on K and D alone, never on T, the last
 up, and heads go through the matrix products 64 at a time: the arithmetic of a (token, head) row
 is then the same in every call, and a batch cut into pieces gives the same bits as one call.
 
-On a CPU, outside jit, reading a token's keys and attending with 64 heads are programs of their own,
-which batches of all sizes have in common: compiling one for a batch takes longer than running it.
+On a CPU, outside jit, NumPy reads a token's keys, and attending with 64 heads is a program of its
+own, which batches of all sizes have in common: compiling one for a batch takes longer than running
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_impl.arrays import on_host, to_jax_beside
+from jax_impl.arrays import namespace, on_host, to_jax_beside
 from jax_impl.prefill.sparse.arguments import D_V
 from jax_impl.prefill.sparse.paged_rows import read_rows
 from jax_impl.prefill.sparse.result import SparsePrefillResult
@@ -91,13 +92,16 @@ def _attend_in_steps(
     queries[:, :heads] = q
     queries = queries.reshape(tokens, groups, HEAD_GROUP, width)
     sinks = np.pad(sink, (0, groups * HEAD_GROUP - heads)).reshape(groups, HEAD_GROUP)
-    lists, lengths = np.asarray(indices), np.asarray(length)
+    held, lists, lengths = jax.tree.map(np.asarray, (held, indices, length))
+    read = functools.partial(_read, held, num_rows)
     rows = (tokens, groups, HEAD_GROUP)
     result = SparsePrefillResult(
         np.empty((*rows, D_V), q.dtype), np.empty(rows, np.float32), np.empty(rows, np.float32)
     )
     for token in range(tokens):
-        keys, valid = _keys_of(held, lists[token], lengths[token], num_rows, jnp.float32)
+        keys, valid = _valid_keys(
+            lists[token], lengths[token], read, sum(num_rows), np.dtype(np.float32)
+        )
         for group in range(groups):
             found = _attend_heads(queries[token, group], sinks[group], keys, valid, scale)
             for whole, part in zip(result, found, strict=True):
@@ -163,18 +167,6 @@ def _attend_token(
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), result)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def _keys_of(
-    held: Any,
-    indices: Int32[Array, " K"],
-    length: Int32[Array, ""],
-    num_rows: tuple[int, ...],
-    operand_dtype: Any,
-) -> tuple[Float[Array, "K D"], Bool[Array, " K"]]:
-    read = functools.partial(_read, held, num_rows)
-    return _valid_keys(indices, length, read, sum(num_rows), operand_dtype)
-
-
 def _valid_keys(
     indices: Int32[Array, " K"],
     length: Int32[Array, ""],
@@ -183,10 +175,11 @@ def _valid_keys(
     operand_dtype: Any,
 ) -> tuple[Float[Array, "K D"], Bool[Array, " K"]]:
     """The keys of a list, 0 in its holes, and which are none."""
-    valid = key_is_valid(indices, jnp.arange(indices.shape[0]), num_kv, length)
+    xp = namespace(indices)
+    valid = key_is_valid(indices, xp.arange(indices.shape[0]), num_kv, length)
     # A hole reads row 0 and discards it, so that no unreferenced NaN can come through.
-    keys = jnp.where(valid[:, None], read(jnp.where(valid, indices, 0)), 0)
-    return keys.astype(operand_dtype), valid
+    keys = read(xp.where(valid, indices, 0)).astype(operand_dtype)
+    return xp.where(valid[:, None], keys, xp.zeros((), operand_dtype)), valid
 
 
 @jax.jit

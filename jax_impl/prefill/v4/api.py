@@ -17,19 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_impl import backends
-from jax_impl.arrays import is_traced, true_or_false
+from jax_impl.arrays import is_traced, on_host, to_jax_beside, true_or_false
 from jax_impl.kv_cache import PagedKV
 from jax_impl.prefill.sparse.arguments import D_V
 from jax_impl.prefill.sparse.result import SparsePrefillResult, result_of_no_tokens
 from jax_impl.prefill.v4.arguments import Arguments, check, check_fused
-from jax_impl.prefill.v4.chunk import (
-    attend_chunk,
-    attend_chunk_traced,
-    attend_pages,
-    attend_pages_traced,
-)
+from jax_impl.prefill.v4.chunk import COMPILED, ON_HOST, TRACED
 from jax_impl.prefill.v4.plan import check_area, check_plan
 from jax_impl.prefill.v4.result import ChunkStage, V4PrefillResult
 
@@ -176,24 +172,27 @@ def _run(
     batch, settings = arguments.arrays, arguments.settings
     num_tokens, num_heads, _ = batch.q.shape
     stages: list[ChunkStage] = []
-    traced = is_traced(*jax.tree.leaves(batch))
-    on_chunk = attend_chunk_traced if traced else attend_chunk
-    on_pages = attend_pages_traced if traced else attend_pages
+    way = COMPILED
     if num_tokens == 0:
         whole = result_of_no_tokens(num_heads, D_V)
+    elif is_traced(*jax.tree.leaves(batch)):
+        way, whole = TRACED, _unwritten(batch.q)
+    elif settings.backend == "xla" and on_host(*jax.tree.leaves(batch)):
+        batch, whole = jax.tree.map(np.asarray, batch), _unwritten_on_host(batch.q)
+        way = ON_HOST
     else:
         whole = _unwritten(batch.q)
     if plan is None and num_tokens:
-        whole = on_pages(batch, whole, num_tokens=num_tokens, settings=settings)
+        whole = way.on_pages(batch, whole, num_tokens=num_tokens, settings=settings)
     for chunk in plan or ():
         share: dict[str, Any] = {
             "num_tokens": chunk.query_end - chunk.query_start,
             "settings": settings,
         }
         if fused:
-            whole = on_pages(batch.of(chunk), whole, **share)
+            whole = way.on_pages(batch.of(chunk), whole, **share)
             continue
-        whole, stage = on_chunk(
+        whole, stage = way.on_chunk(
             batch.of(chunk),
             whole,
             compressed_rows=chunk.compressed_rows,
@@ -202,6 +201,10 @@ def _run(
             **share,
         )
         stages.extend([] if stage is None else [stage])
+    if way is ON_HOST:
+        whole, stages = jax.tree.map(
+            lambda x: to_jax_beside(x, arguments.arrays.q), (whole, stages)
+        )
     return V4PrefillResult(*whole, plan=plan, stages=tuple(stages) if keep_stages else None)
 
 
@@ -214,6 +217,15 @@ def _unwritten(q: jax.Array) -> SparsePrefillResult:
     with jax.default_device(device):
         room = _room(q.shape[:2])
     return jax.device_put(room, device) if device is not None and q.committed else room
+
+
+def _unwritten_on_host(q: jax.Array) -> SparsePrefillResult:
+    rows = q.shape[:2]
+    return SparsePrefillResult(
+        out=np.empty((*rows, D_V), jnp.bfloat16),
+        max_logits=np.empty(rows, np.float32),
+        lse=np.empty(rows, np.float32),
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,4 +1,5 @@
-"""One chunk as one program: gather, list, attend. And the same without a workspace.
+"""One chunk as one program: gather, list, attend. And the same without a workspace. With NumPy's
+arrays, the caches' too, the same functions run outside jit, under "xla" alone.
 
 A program is compiled for each combination of shapes: requests, N, M, tokens, images and block-table
 columns of the chunk, tokens of the batch, heads, top-k, sizes of the caches; and for each scale and
@@ -21,7 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_impl.arrays import namespace
 from jax_impl.kv_cache import PagedKV, gather_kv_into
+from jax_impl.kv_cache.xla import gather_on_host
 from jax_impl.planning import PrefillChunk
 from jax_impl.prefill.indices.entries import all_entries
 from jax_impl.prefill.indices.keys import combined_rows, combined_slots
@@ -29,7 +32,7 @@ from jax_impl.prefill.indices.layout import combined_width
 from jax_impl.prefill.indices.slots import no_table
 from jax_impl.prefill.indices.tokens import IndexLists, visible_in_images, window_rows
 from jax_impl.prefill.sparse.api import sparse_prefill_into
-from jax_impl.prefill.sparse.batch import BatchRows
+from jax_impl.prefill.sparse.batch import BatchRows, BatchRowsOnHost
 from jax_impl.prefill.sparse.paged import sparse_prefill_paged_into
 from jax_impl.prefill.sparse.result import SparsePrefillResult
 from jax_impl.prefill.v4.result import ChunkStage
@@ -104,18 +107,24 @@ def _attend_chunk(
     """
     num_requests, d = arrays.seq_lens.shape[0], arrays.q.shape[2]
     gathered = window_rows(arrays.query_start_loc, arrays.seq_lens, settings.window)
-    workspace = _empty_workspace(
-        jax.ShapeDtypeStruct((num_requests, workspace_rows, d), jnp.bfloat16)
-    )
+    on_host = isinstance(arrays.q, np.ndarray)
+    rows = jax.ShapeDtypeStruct((num_requests, workspace_rows, d), jnp.bfloat16)
+    if on_host:
+        workspace, gather_into = _empty_on_host(rows), gather_on_host
+    else:
+        workspace = _empty_workspace(rows)
+        gather_into = functools.partial(gather_kv_into, backend=settings.backend)
     if arrays.compressed is not None and compressed_rows:
-        entries = jnp.minimum(arrays.seq_lens // settings.compress_ratio, compressed_rows)
-        gather_kv_into(
+        entries = namespace(arrays.seq_lens).minimum(
+            arrays.seq_lens // settings.compress_ratio, compressed_rows
+        )
+        gather_into(
             arrays.compressed, arrays.compressed_block_table, entries, workspace,
-            backend=settings.backend,
+            gather_lens=entries, offset=0,
         )  # fmt: skip
-    gather_kv_into(
+    gather_into(
         arrays.swa, arrays.swa_block_table, arrays.seq_lens, workspace, gather_lens=gathered,
-        offset=compressed_rows, backend=settings.backend,
+        offset=compressed_rows,
     )  # fmt: skip
     lists = combined_rows(
         *_list_arguments(arrays, num_tokens, settings), gathered, workspace_rows, compressed_rows,
@@ -152,12 +161,26 @@ _PAGES = ("num_tokens", "settings")
 
 # What is traced has no memory to hand over, and a transformation such as vmap would say so.
 attend_chunk = jax.jit(_attend_chunk, static_argnames=_CHUNK, donate_argnames="whole")
-attend_chunk_traced = jax.jit(_attend_chunk, static_argnames=_CHUNK)
 attend_pages = jax.jit(_attend_pages, static_argnames=_PAGES, donate_argnames="whole")
-attend_pages_traced = jax.jit(_attend_pages, static_argnames=_PAGES)
+
+
+class Way(NamedTuple):
+    """How chunks are run: with a workspace, and without one."""
+
+    on_chunk: Any
+    on_pages: Any
+
+
+COMPILED = Way(attend_chunk, attend_pages)
+TRACED = Way(
+    jax.jit(_attend_chunk, static_argnames=_CHUNK), jax.jit(_attend_pages, static_argnames=_PAGES)
+)
+ON_HOST = Way(_attend_chunk, _attend_pages)
 
 
 def _rows_of(arrays: ChunkArrays, whole: SparsePrefillResult) -> BatchRows:
+    if isinstance(arrays.q, np.ndarray):
+        return BatchRowsOnHost(arrays.q, whole, arrays.first_token)
     result = SparsePrefillResult(*map(jax.new_ref, whole))
     return BatchRows(arrays.q, result, jnp.asarray(arrays.first_token))
 
@@ -179,6 +202,10 @@ def _empty_workspace(rows: jax.ShapeDtypeStruct) -> Any:
     return jax.empty_ref(rows)
 
 
+def _empty_on_host(rows: jax.ShapeDtypeStruct) -> np.ndarray:
+    return np.empty(rows.shape, rows.dtype)
+
+
 def _list_arguments(arrays: ChunkArrays, num_tokens: int, settings: Settings) -> tuple[Any, ...]:
     images = visible_in_images(
         arrays.query_start_loc, arrays.seq_lens, arrays.spans, arrays.span_offsets,
@@ -186,9 +213,12 @@ def _list_arguments(arrays: ChunkArrays, num_tokens: int, settings: Settings) ->
     )  # fmt: skip
     entries = arrays.topk_indices
     if entries is not None and num_tokens != entries.shape[0]:
-        entries = jax.lax.dynamic_slice_in_dim(entries, arrays.first_token, num_tokens)
+        if isinstance(entries, np.ndarray):
+            entries = entries[arrays.first_token :][:num_tokens]
+        else:
+            entries = jax.lax.dynamic_slice_in_dim(entries, arrays.first_token, num_tokens)
     if entries is None and arrays.compressed is None:
-        entries = jnp.zeros((num_tokens, 0), jnp.int32)
+        entries = np.zeros((num_tokens, 0), np.int32)
     elif entries is None:
         entries = all_entries(
             arrays.query_start_loc, arrays.seq_lens, settings.compress_ratio,

@@ -16,7 +16,7 @@ from jax_impl.kv_cache.xla import BLOCK_ROWS
 from jax_impl.planning import PrefillChunk, plan_prefill_chunks
 from jax_impl.prefill.indices import combined_width
 from jax_impl.prefill.v4 import api
-from jax_impl.prefill.v4.chunk import attend_chunk
+from jax_impl.prefill.v4.chunk import Way, attend_chunk
 from tests.jax_impl.prefill.v4.batches import problem
 
 D, HEADS, TOPK, RATIO, PAGE = 512, 64, 512, 4, 64
@@ -94,6 +94,7 @@ def test_a_chunk_needs_its_workspace_and_its_lists(kv_format):
     assert workspace <= temporary <= workspace + lists + beside(width)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_chunks_run_one_after_another(monkeypatch):
     """When a chunk's program is started there is nothing beside the arguments but the results, and
     it hands back the same memory: of the chunks before it their rows are left, and nothing else.
@@ -113,7 +114,7 @@ def test_chunks_run_one_after_another(monkeypatch):
         assert [array.unsafe_buffer_pointer() for array in result] == places
         return result, stage
 
-    monkeypatch.setattr(api, "attend_chunk", counting)
+    monkeypatch.setattr(api, "COMPILED", Way(counting, None))
     plan = [
         PrefillChunk(i, i + 1, seq // 4, seq // 4 + min(seq, query + 7), start, start + query)
         for i, (seq, query, start) in enumerate([(20, 20, 0), (300, 30, 20), (200, 9, 50),

@@ -126,8 +126,8 @@ def test_nothing_is_launched_for_no_tokens(monkeypatch, query_lens, fused):
     def launched(*_: Any, **__: Any) -> None:
         raise AssertionError("launched")
 
-    monkeypatch.setattr(api, "attend_chunk", launched)
-    monkeypatch.setattr(api, "attend_pages", launched)
+    for way in ("COMPILED", "ON_HOST"):
+        monkeypatch.setattr(api, way, chunk.Way(launched, launched))
     batch = problem([9] * len(query_lens), query_lens, kv_format="v4-fp8", heads=5)
     result = batch.run(fused=fused, keep_stages=not fused)
     assert result.out.shape == (0, 5, 512)
@@ -147,23 +147,27 @@ def test_the_host_may_know_upper_bounds_only():
 
 
 @pytest.mark.parametrize("kv_format", ["bf16", "v4-fp8"])
-def test_what_a_workspace_held_before_never_comes_through(monkeypatch, kv_format):
+def test_what_a_workspace_held_before_never_comes_through(monkeypatch, request, kv_format):
     """Every row that nothing was gathered into is NaN, and there are such rows."""
 
-    def full_of_nan(rows: jax.ShapeDtypeStruct) -> Any:
-        return jax.new_ref(jax.numpy.full(rows.shape, np.nan, rows.dtype))
+    def full_of_nan(rows: jax.ShapeDtypeStruct) -> np.ndarray:
+        return np.full(rows.shape, np.nan, rows.dtype)
 
     expected = mixed_result(kv_format)
     program: Any = chunk.attend_chunk
-    monkeypatch.setattr(chunk, "_empty_workspace", full_of_nan)
+    monkeypatch.setattr(chunk, "_empty_on_host", full_of_nan)
+    monkeypatch.setattr(chunk, "_empty_workspace", lambda rows: jax.new_ref(full_of_nan(rows)))
     program.clear_cache()
     try:
-        result = numpy_of(mixed(kv_format).run(keep_stages=True))
+        here = numpy_of(mixed(kv_format).run(keep_stages=True))
+        request.getfixturevalue("compiled")
+        there = numpy_of(mixed(kv_format).run(keep_stages=True))
     finally:
         program.clear_cache()
-    stale = np.isnan(result.stages[0].workspace.astype(np.float32)).all(axis=2)
-    assert stale.any(axis=1).all()  # N is one request's, M - N another's
-    assert_same(result, expected)
+    for result in (here, there):
+        stale = np.isnan(result.stages[0].workspace.astype(np.float32)).all(axis=2)
+        assert stale.any(axis=1).all()  # N is one request's, M - N another's
+        assert_same(result, expected)
 
 
 def test_inside_jit_lengths_may_be_traced():
@@ -182,11 +186,12 @@ def test_inside_jit_lengths_may_be_traced():
     assert_same(result, mixed_result())
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("fused", [False, True])
 def test_chunks_of_one_shape_share_a_program(fused):
     """Also where q is bound to a device: every chunk writes into the same kind of result."""
     batch = problem([20] * 5, [4] * 5, kv_format="v4-fp8", heads=3, chunk_size=8)
-    program = api.attend_pages if fused else api.attend_chunk
+    program: Any = chunk.attend_pages if fused else chunk.attend_chunk
     plan = [PrefillChunk(i, i + 1, 5, 5 + 11, 4 * i, 4 * i + 4) for i in range(5)]
     for q in (batch.arguments["q"], jax.device_put(batch.arguments["q"], jax.devices()[0])):
         before = program._cache_size()
